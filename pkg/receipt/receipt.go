@@ -1,0 +1,97 @@
+package receipt
+
+import "time"
+
+// Types of the Statement (https://github.com/in-toto/attestation/blob/main/spec/v1/statement.md) and of the
+// envelope (https://github.com/secure-systems-lab/dsse/blob/master/protocol.md).
+const (
+	PayloadType   = "application/vnd.in-toto+json"
+	StatementType = "https://in-toto.io/Statement/v1"
+	PredicateType = "https://sandbox-agent.dev/exec-receipt/v1"
+)
+
+// Status is how a command ended. Only these four can stand in a receipt; the API adds CANCELLED, NOT_STARTED and
+// UNCERTAIN, which are about what could not be observed, or did not happen.
+type Status string
+
+const (
+	Exited   Status = "EXITED"
+	Signaled Status = "SIGNALED"
+	TimedOut Status = "TIMED_OUT"
+	Killed   Status = "KILLED"
+)
+
+// Output describes one stream of a command. The kept part is the file <exec-id>.stdout (or .stderr) beside the
+// receipt: the first OmittedFrom bytes followed by the last Bytes-OmittedFrom-OmittedBytes. No file when Bytes is 0.
+type Output struct {
+	Bytes        uint64 `json:"bytes"`
+	SHA256       string `json:"sha256"`      // of everything, lower-case hex
+	KeptBytes    uint64 `json:"keptBytes"`   // size of the kept file
+	KeptSHA256   string `json:"keptSha256"`  // of the kept file, lower-case hex
+	OmittedFrom  uint64 `json:"omittedFrom"` // where the left-out range begins; Bytes when nothing is
+	OmittedBytes uint64 `json:"omittedBytes"`
+}
+
+// Truncated says whether a part of the output is counted and hashed but not kept.
+func (o Output) Truncated() bool { return o.OmittedBytes > 0 }
+
+// Boundary is how it was established that nothing of the command is alive.
+type Boundary struct {
+	// PIDNamespace is the inode of the command's PID namespace (readlink /proc/PID/ns/pid).
+	PIDNamespace uint64 `json:"pidNamespace"`
+	// Method is "wait4": the wait of pid1's own parent, which the kernel answers only once the namespace is empty
+	// (zap_pid_ns_processes).
+	Method string `json:"method"`
+	// Pid1 is what that wait said of pid1: "exited 0", "killed by signal 9".
+	Pid1 string `json:"pid1"`
+	// Cgroup is "empty", "populated" or "none" (no cgroup of its own).
+	Cgroup string `json:"cgroup"`
+	// SocketsDestroyed counts the sockets of the command that outlived it and were destroyed.
+	SocketsDestroyed int `json:"socketsDestroyed"`
+}
+
+// Usage is what the command used. Zero where the kernel does not say.
+type Usage struct {
+	UserCPU    time.Duration `json:"userCpuNs"`
+	SystemCPU  time.Duration `json:"systemCpuNs"`
+	MaxRSS     int64         `json:"maxRssBytes"`
+	PeakMemory int64         `json:"peakMemoryBytes"`
+}
+
+// Predicate is the statement's content: one command, its request and how it ended.
+type Predicate struct {
+	SessionID     string `json:"sessionId"`
+	SandboxID     string `json:"sandboxId"`
+	Generation    uint64 `json:"generation"`
+	ExecID        string `json:"execId"`
+	Nonce         string `json:"nonce"`         // 32 bytes, lower-case hex, made by the agent and written into its intent
+	RequestDigest string `json:"requestDigest"` // RequestDigest of the request that was run
+
+	StartedAt time.Time `json:"startedAt"`
+	EndedAt   time.Time `json:"endedAt"`
+
+	Status    Status `json:"status"`
+	ExitCode  int    `json:"exitCode"`            // meaningful with EXITED, and with TIMED_OUT when the command still returned
+	Signal    int    `json:"signal"`              // with SIGNALED, and with TIMED_OUT when a signal ended it
+	OOM       bool   `json:"oom"`                 // the memory limit killed a process of the command
+	Cancelled bool   `json:"cancelled,omitempty"` // it was ended on request
+	Reason    string `json:"reason,omitempty"`    // a sentence for a status that isn't plain
+
+	Labels       map[string]string `json:"labels,omitempty"`
+	GrantsDigest string            `json:"grantsDigest,omitempty"`
+
+	Stdout Output `json:"stdout"`
+	Stderr Output `json:"stderr"`
+
+	Boundary    Boundary `json:"boundary"`
+	SealsIntact bool     `json:"sealsIntact"`
+	SealsBroken []string `json:"sealsBroken,omitempty"`
+	StaleLocks  []string `json:"staleLocks,omitempty"` // lock files of the command's Git that were removed after it
+
+	Usage Usage `json:"usage"`
+
+	// Sequence counts the sandbox's receipts from 1; Previous is the SHA-256 (lower-case hex) of the envelope file
+	// before this one, empty for the first: a missing receipt shows.
+	Sequence uint64 `json:"sequence"`
+	Previous string `json:"previous"`
+}
