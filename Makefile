@@ -1,0 +1,73 @@
+# sandbox-agent: build, demo, tests. `make help` lists what there is.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+
+VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
+MODULE := github.com/sandbox-agent/sandbox-agent
+# The version is given by hand, not by Go's VCS stamp: that one fails in a checkout of another owner, and it makes
+# the test cache useless.
+export GOFLAGS := $(GOFLAGS) -buildvcs=false
+# Never download another toolchain behind the user's back: scripts/setup.sh says which one is needed.
+export GOTOOLCHAIN := local
+
+REPO ?= $(CURDIR)
+BENCHTIME ?= 1s
+FUZZTIME ?= 20s
+
+.PHONY: help setup build demo test test-long bench lint generate generate-check fuzz clean FORCE
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: ## install what the build needs (Debian packages; says so when Go is too old)
+	@scripts/setup.sh build
+
+build: setup bin/sandbox-agent bin/receiptd bin/pid1 ## bin/sandbox-agent, bin/receiptd, bin/pid1
+
+# The agent has libcontainer in process, whose nsenter is C and runs before the Go runtime: cgo.
+bin/sandbox-agent: FORCE
+	CGO_ENABLED=1 go build -trimpath -ldflags "-s -w -X $(MODULE)/internal/cli.Version=$(VERSION)" -o $@ ./cmd/sandbox-agent
+
+# What runs inside a sandbox is static and small.
+bin/receiptd bin/pid1: FORCE
+	CGO_ENABLED=0 go build -trimpath -ldflags "-s -w" -o $@ ./cmd/$(@F)
+
+demo: build ## run through it on a real repository: make demo [REPO=/path/to/a/clone]
+	@scripts/need-root.sh "make demo"
+	@bin/sandbox-agent demo --repo "$(REPO)"
+
+test: ## all tests, as root, and go vet
+	@scripts/need-root.sh "make test"
+	@scripts/setup.sh build test
+	@scripts/test.sh
+
+test-long: ## the tests with their long variants (a thousand commands in a row and the like)
+	@scripts/need-root.sh "make test-long"
+	@scripts/setup.sh build test
+	@SANDBOX_LONG=1 scripts/test.sh
+
+bench: build ## measure against bare bash, the durable floor, bwrap, runc and crun
+	@scripts/need-root.sh "make bench"
+	@scripts/setup.sh build test
+	@scripts/bench.sh
+
+lint: ## gofmt, golangci-lint, govulncheck, shellcheck, import rules
+	@scripts/setup.sh build lint
+	@scripts/lint.sh
+
+generate: ## generate the code of the protos and the seccomp filters
+	@scripts/setup.sh build generate
+	@scripts/generate.sh
+
+generate-check: ## fail when committed generated code is not what generate makes
+	@scripts/setup.sh build generate
+	@scripts/generate.sh --check
+
+fuzz: ## fuzz each parser for FUZZTIME (20s)
+	@scripts/fuzz.sh "$(FUZZTIME)"
+
+clean: ## remove bin/
+	rm -rf bin
