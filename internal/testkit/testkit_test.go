@@ -1,0 +1,54 @@
+package testkit
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+func TestNeedSkipsWithTheReasonWhenSomethingIsMissing(t *testing.T) {
+	var ran, skipped bool
+	t.Run("inner", func(t *testing.T) {
+		t.Setenv(MustRun, "")
+		defer func() { skipped = t.Skipped() }()
+		Need(t, Program("no-such-program-anywhere"))
+		ran = true
+	})
+	require.False(t, ran)
+	require.True(t, skipped)
+}
+
+func TestNeedFailsInsteadOfSkippingWhenTestsMustRun(t *testing.T) {
+	if os.Getenv("TESTKIT_INNER") == "1" {
+		Need(t, Program("no-such-program-anywhere"))
+		return
+	}
+	cmd := exec.Command(os.Args[0], "-test.run", "^"+t.Name()+"$")
+	cmd.Env = append(os.Environ(), "TESTKIT_INNER=1", MustRun+"=1")
+	out, err := cmd.CombinedOutput()
+	require.Error(t, err)
+	require.Contains(t, string(out), "no-such-program-anywhere")
+}
+
+func TestASnapshotSeesADescriptorThatWasLeftOpen(t *testing.T) {
+	before := snapshot()
+	f, err := os.Open("/etc/passwd")
+	require.NoError(t, err)
+	require.NotEmpty(t, snapshot().beyond(before))
+	require.NoError(t, f.Close())
+	require.Empty(t, snapshot().beyond(before))
+}
+
+func TestARepositoryBelongsToItsUidAndHasOneCommit(t *testing.T) {
+	Need(t, Root, Git)
+	Leaks(t)
+	repo := Repo(t, 1234)
+	require.Equal(t, "1\n", GitAs(t, 1234, repo, "rev-list", "--count", "HEAD"))
+	wt := Worktree(t, 1234, repo, "topic")
+	st, err := os.Stat(filepath.Join(wt, ".git"))
+	require.NoError(t, err)
+	require.True(t, st.Mode().IsRegular())
+}
