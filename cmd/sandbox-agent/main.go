@@ -1,0 +1,16 @@
+// Command sandbox-agent is the node's agent and its command line (internal/cli).
+package main
+
+import (
+	"context"
+	"os"
+
+	"github.com/sandbox-agent/sandbox-agent/internal/cli"
+)
+
+func main() {
+	ctx, stop := cli.WithSignals(context.Background())
+	code := cli.Run(ctx, os.Args, os.Stdout, os.Stderr)
+	stop()
+	os.Exit(code)
+}

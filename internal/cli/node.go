@@ -1,0 +1,133 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime"
+	"text/tabwriter"
+
+	"github.com/urfave/cli/v3"
+
+	sandboxv1 "github.com/sandbox-agent/sandbox-agent/api/sandbox/v1"
+)
+
+func checkCommand() *cli.Command {
+	return &cli.Command{
+		Name:        "check",
+		Usage:       "what this node's kernel and runtimes can do, with a remedy for what they can't",
+		Description: "Asks the agent. The exit code is 1 when something is missing.",
+		Flags:       clientFlags(),
+		Action:      runCheck,
+	}
+}
+
+func runCheck(ctx context.Context, c *cli.Command) error {
+	if _, err := args(c); err != nil {
+		return err
+	}
+	cl := client(c)
+	res, err := cl.Node.CheckNode(ctx, &sandboxv1.CheckNodeRequest{})
+	if err != nil {
+		return cl.explain("checking the node", err)
+	}
+	missing := false
+	for _, k := range res.Checks {
+		missing = missing || k.Outcome == sandboxv1.CheckOutcome_CHECK_NO
+	}
+	if c.Bool("json") {
+		err = printJSON(c.Root().Writer, res)
+	} else {
+		err = showChecks(c, res.Checks)
+	}
+	if err == nil && missing {
+		err = withCode(ExitError, errSilent)
+	}
+	return err
+}
+
+func showChecks(c *cli.Command, checks []*sandboxv1.NodeCheck) error {
+	word := map[sandboxv1.CheckOutcome]string{
+		sandboxv1.CheckOutcome_CHECK_YES: "yes", sandboxv1.CheckOutcome_CHECK_NO: "NO", sandboxv1.CheckOutcome_CHECK_INCONCLUSIVE: "can't say",
+	}
+	w := tabwriter.NewWriter(c.Root().Writer, 0, 8, 2, ' ', 0)
+	for _, k := range checks {
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s\n", word[k.Outcome], k.Feature, k.Purpose, k.Detail)
+		if k.Outcome != sandboxv1.CheckOutcome_CHECK_YES && k.Remedy != "" {
+			fmt.Fprintf(w, "\t\t%s\t\n", k.Remedy)
+		}
+	}
+	return w.Flush()
+}
+
+func versionCommand() *cli.Command {
+	return &cli.Command{
+		Name:  "version",
+		Usage: "print this program's version, and with --agent the running agent's",
+		Flags: clientFlags(&cli.BoolFlag{Name: "agent", Usage: "ask the agent too"}),
+		Action: func(ctx context.Context, c *cli.Command) error {
+			if _, err := args(c); err != nil {
+				return err
+			}
+			return runVersion(ctx, c)
+		},
+	}
+}
+
+func runVersion(ctx context.Context, c *cli.Command) error {
+	if !c.Bool("agent") {
+		if c.Bool("json") {
+			_, err := fmt.Fprintf(c.Root().Writer, "{\"version\": %q, \"go\": %q, \"platform\": %q}\n", Version, runtime.Version(), runtime.GOOS+"/"+runtime.GOARCH)
+			return err
+		}
+		_, err := fmt.Fprintf(c.Root().Writer, "%s %s (%s, %s/%s)\n", program, Version, runtime.Version(), runtime.GOOS, runtime.GOARCH)
+		return err
+	}
+	cl := client(c)
+	info, err := cl.Node.GetNodeInfo(ctx, &sandboxv1.GetNodeInfoRequest{})
+	if err != nil {
+		return cl.explain("asking for the agent's version", err)
+	}
+	if c.Bool("json") {
+		return printJSON(c.Root().Writer, info)
+	}
+	_, err = fmt.Fprintf(c.Root().Writer, "%s %s (%s, %s/%s)\nagent %s, kernel %s, runtime %s, %d sessions\n", program, Version,
+		runtime.Version(), runtime.GOOS, runtime.GOARCH, info.Version, info.Kernel, info.DefaultRuntime, info.Sessions)
+	return err
+}
+
+func gitCommand() *cli.Command {
+	return &cli.Command{
+		Name:      "git",
+		Usage:     "run a trusted Git command in a session's jail",
+		ArgsUsage: "SESSION -- ARGUMENT...",
+		Flags:     clientFlags(ownerEpochFlag()),
+		Action:    runGit,
+	}
+}
+
+func runGit(ctx context.Context, c *cli.Command) error {
+	a := c.Args().Slice()
+	if len(a) < 2 {
+		return usagef("git takes SESSION -- ARGUMENT..., got %d arguments (see %s --help)", len(a), c.FullName())
+	}
+	cl := client(c)
+	res, err := cl.Git.Git(ctx, &sandboxv1.GitRequest{SessionId: a[0], OwnerEpoch: c.Uint64("owner-epoch"), Args: a[1:]})
+	if err != nil {
+		return cl.explain("running git in session "+a[0], err)
+	}
+	if c.Bool("json") {
+		err = printJSON(c.Root().Writer, res)
+	} else {
+		_, outErr := c.Root().Writer.Write(res.Stdout)
+		_, errErr := c.Root().ErrWriter.Write(res.Stderr)
+		err = errors.Join(outErr, errErr)
+		if res.Truncated {
+			fmt.Fprintf(c.Root().ErrWriter, "%s: the output was cut\n", program)
+		}
+	}
+	if err == nil && res.ExitCode != 0 {
+		err = withCode(int(res.ExitCode), errSilent)
+	}
+	return err
+}

@@ -1,0 +1,345 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/urfave/cli/v3"
+	"google.golang.org/protobuf/encoding/protojson"
+
+	sandboxv1 "github.com/sandbox-agent/sandbox-agent/api/sandbox/v1"
+)
+
+func sessionCommand() *cli.Command {
+	return &cli.Command{
+		Name:  "session",
+		Usage: "make, look at and end sessions: a worktree and the sandbox that runs its commands",
+		Commands: []*cli.Command{
+			sessionCreateCommand(),
+			{
+				Name: "get", Usage: "show one session", ArgsUsage: "SESSION",
+				Flags: clientFlags(), Action: runSessionGet,
+			},
+			{
+				Name: "list", Usage: "list the sessions of this node",
+				Flags: clientFlags(), Action: runSessionList,
+			},
+			{
+				Name: "grants", Usage: "replace a session's grants; its sandbox is retired", ArgsUsage: "SESSION --file FILE",
+				Description: "FILE is JSON: {\"grants\": [{\"name\": …, \"files\": [{\"path\": …, \"content\": base64}], \"env\": {…}}]}.",
+				Flags: clientFlags(ownerEpochFlag(),
+					&cli.StringFlag{Name: "file", Usage: "the grants as JSON in `FILE`"}),
+				Action: runSessionGrants,
+			},
+			{
+				Name: "retire", Usage: "stop a session's sandbox and wait for the evidence; the workspace stays", ArgsUsage: "SESSION",
+				Flags: clientFlags(ownerEpochFlag(),
+					&cli.Uint64Flag{Name: "generation", Usage: "only the sandbox of this generation"}),
+				Action: runSessionRetire,
+			},
+			{
+				Name: "delete", Usage: "stop the sandbox with evidence and forget the session; the worktree stays on disk", ArgsUsage: "SESSION",
+				Flags: clientFlags(ownerEpochFlag()), Action: runSessionDelete,
+			},
+		},
+	}
+}
+
+func ownerEpochFlag() cli.Flag {
+	return &cli.Uint64Flag{Name: "owner-epoch", Usage: "refuse if the session has another owner"}
+}
+
+func sessionCreateCommand() *cli.Command {
+	return &cli.Command{
+		Name:  "create",
+		Usage: "make a session for a repository, and start its sandbox",
+		Description: "The session works in a linked worktree of the repository: an existing one (--worktree), or a new one on\n" +
+			"a new branch (--branch). Prints the session's id.",
+		Flags: clientFlags(
+			&cli.StringFlag{Name: "repo", Usage: "the base clone, `PATH`"},
+			&cli.StringFlag{Name: "branch", Usage: "branch of a worktree that is made"},
+			&cli.StringFlag{Name: "worktree", Usage: "the worktree's `PATH` (default: <first workspace root>/<session>)"},
+			&cli.StringFlag{Name: "base", Usage: "what the branch starts from, a `REF` (default: the repository's HEAD)"},
+			&cli.StringFlag{Name: "session", Usage: "the session's id, [A-Za-z0-9._-], 1-64 (default: a new one)"},
+			&cli.StringFlag{Name: "runtime", Usage: "embedded, runc, gvisor or kata (default: the node's)"},
+			&cli.StringFlag{Name: "git-layout", Usage: "isolated or shared (default: the node's)"},
+			&cli.StringFlag{Name: "network", Usage: "none, bridge or cni (default: the node's)"},
+			&cli.StringSliceFlag{Name: "network-allow", Usage: "a `DESTINATION` that the egress policy lets through; can be given again"},
+			&cli.StringSliceFlag{Name: "env", Usage: "`KEY=VALUE` for every command; can be given again"},
+			&cli.FloatFlag{Name: "cpus", Usage: "CPUs of a command, in cores"},
+			&cli.StringFlag{Name: "memory", Usage: "memory of a command: bytes, or with KiB, MiB, GiB"},
+			&cli.Int64Flag{Name: "pids", Usage: "processes and threads of a command"},
+		),
+		Action: runSessionCreate,
+	}
+}
+
+func runSessionCreate(ctx context.Context, c *cli.Command) error {
+	if _, err := args(c); err != nil {
+		return err
+	}
+	req, err := createRequest(c)
+	if err != nil {
+		return withCode(ExitUsage, err)
+	}
+	cl := client(c)
+	res, err := cl.Sessions.CreateSession(ctx, req)
+	if err != nil {
+		return cl.explain("creating a session", err)
+	}
+	if c.Bool("json") {
+		return printJSON(c.Root().Writer, res.GetSession())
+	}
+	_, err = fmt.Fprintln(c.Root().Writer, res.GetSession().GetSessionId())
+	return err
+}
+
+func createRequest(c *cli.Command) (*sandboxv1.CreateSessionRequest, error) {
+	repo, err := absolute("repo", c.String("repo"))
+	if err != nil {
+		return nil, err
+	}
+	if repo == "" {
+		return nil, errors.New("session create needs --repo: the path of the base clone")
+	}
+	worktree, err := absolute("worktree", c.String("worktree"))
+	if err != nil {
+		return nil, err
+	}
+	env, err := keyValues("env", c.StringSlice("env"))
+	if err != nil {
+		return nil, err
+	}
+	memory, err := parseBytes(c.String("memory"))
+	if err != nil {
+		return nil, fmt.Errorf("--memory: %w", err)
+	}
+	return &sandboxv1.CreateSessionRequest{
+		SessionId: c.String("session"),
+		Workspace: &sandboxv1.Workspace{
+			Repository: repo, Worktree: worktree, Branch: c.String("branch"), BaseRef: c.String("base"), GitLayout: c.String("git-layout"),
+		},
+		Runtime:   c.String("runtime"),
+		Resources: &sandboxv1.Resources{Cpus: c.Float("cpus"), MemoryBytes: memory, Pids: c.Int64("pids")},
+		Network:   &sandboxv1.Network{Mode: c.String("network"), Allow: c.StringSlice("network-allow")},
+		Env:       env,
+	}, nil
+}
+
+// absolute lets a person type a relative path; the API takes none. Links are left alone: the agent refuses them.
+func absolute(flag, path string) (string, error) {
+	if path == "" {
+		return "", nil
+	}
+	abs, err := filepath.Abs(path)
+	if err != nil {
+		return "", fmt.Errorf("--%s %s: %w", flag, path, err)
+	}
+	return abs, nil
+}
+
+var byteUnits = []struct {
+	suffix string
+	factor int64
+}{{"KiB", 1 << 10}, {"MiB", 1 << 20}, {"GiB", 1 << 30}, {"TiB", 1 << 40}}
+
+// parseBytes reads "1073741824" or "1GiB"; "" is 0.
+func parseBytes(s string) (int64, error) {
+	if s == "" {
+		return 0, nil
+	}
+	number, factor := s, int64(1)
+	for _, u := range byteUnits {
+		if n, ok := strings.CutSuffix(s, u.suffix); ok {
+			number, factor = n, u.factor
+		}
+	}
+	n, err := strconv.ParseInt(number, 10, 64)
+	if err != nil || n <= 0 || n > (1<<62)/factor {
+		return 0, fmt.Errorf("%q is no size: give a whole number of bytes above 0, or one with KiB, MiB, GiB or TiB", s)
+	}
+	return n * factor, nil
+}
+
+func runSessionGet(ctx context.Context, c *cli.Command) error {
+	a, err := args(c, "SESSION")
+	if err != nil {
+		return err
+	}
+	cl := client(c)
+	res, err := cl.Sessions.GetSession(ctx, &sandboxv1.GetSessionRequest{SessionId: a[0]})
+	if err != nil {
+		return cl.explain("reading session "+a[0], err)
+	}
+	if c.Bool("json") {
+		return printJSON(c.Root().Writer, res.GetSession())
+	}
+	return showSession(c.Root().Writer, res.GetSession())
+}
+
+func showSession(out io.Writer, s *sandboxv1.Session) error {
+	w := tabwriter.NewWriter(out, 0, 8, 2, ' ', 0)
+	row := func(name, value string) {
+		if value != "" {
+			fmt.Fprintf(w, "%s\t%s\n", name, value)
+		}
+	}
+	row("session", s.SessionId)
+	row("state", s.State.String())
+	row("reason", s.Reason)
+	row("owner epoch", strconv.FormatUint(s.OwnerEpoch, 10))
+	row("generation", strconv.FormatUint(s.Generation, 10))
+	row("repository", s.GetWorkspace().GetRepository())
+	row("worktree", s.GetWorkspace().GetWorktree())
+	row("branch", s.GetWorkspace().GetBranch())
+	if b := s.GetSandbox(); b != nil {
+		row("sandbox", fmt.Sprintf("%s (%s, %s)", b.Id, b.Runtime, b.State))
+		if b.StartedAt != nil {
+			row("started", b.StartedAt.AsTime().Format(time.RFC3339))
+		}
+		held := 0
+		for _, p := range b.Proof {
+			if p.Holds {
+				held++
+			} else {
+				row("proof", fmt.Sprintf("%s does NOT hold: %s: %s", p.Promise, p.What, p.Detail))
+			}
+		}
+		row("proved", fmt.Sprintf("%d of %d", held, len(b.Proof)))
+		showEvidence(row, b.Evidence)
+	}
+	row("running", s.RunningExecId)
+	row("queued", strings.Join(s.QueuedExecIds, " "))
+	for _, n := range s.Notes {
+		row("note", n)
+	}
+	return w.Flush()
+}
+
+func showEvidence(row func(name, value string), e *sandboxv1.Evidence) {
+	if e == nil {
+		return
+	}
+	complete := "complete"
+	if !e.Complete {
+		complete = "NOT complete"
+	}
+	row("evidence", complete)
+	for _, i := range e.Items {
+		row("  "+i.Source, i.Detail)
+	}
+}
+
+func runSessionList(ctx context.Context, c *cli.Command) error {
+	if _, err := args(c); err != nil {
+		return err
+	}
+	cl := client(c)
+	all := &sandboxv1.ListSessionsResponse{}
+	for token := ""; ; {
+		page, err := cl.Sessions.ListSessions(ctx, &sandboxv1.ListSessionsRequest{PageToken: token})
+		if err != nil {
+			return cl.explain("listing sessions", err)
+		}
+		all.Sessions = append(all.Sessions, page.Sessions...)
+		if token = page.NextPageToken; token == "" {
+			break
+		}
+	}
+	if c.Bool("json") {
+		return printJSON(c.Root().Writer, all)
+	}
+	w := tabwriter.NewWriter(c.Root().Writer, 0, 8, 2, ' ', 0)
+	fmt.Fprintln(w, "SESSION\tSTATE\tGENERATION\tBRANCH\tWORKTREE")
+	for _, s := range all.Sessions {
+		fmt.Fprintf(w, "%s\t%s\t%d\t%s\t%s\n", s.SessionId, s.State, s.Generation, s.GetWorkspace().GetBranch(), s.GetWorkspace().GetWorktree())
+	}
+	return w.Flush()
+}
+
+func runSessionGrants(ctx context.Context, c *cli.Command) error {
+	a, err := args(c, "SESSION")
+	if err != nil {
+		return err
+	}
+	file := c.String("file")
+	if file == "" {
+		return usagef("session grants needs --file: the grants as JSON")
+	}
+	b, err := os.ReadFile(file)
+	if err != nil {
+		return fmt.Errorf("reading the grants: %w", err)
+	}
+	req := &sandboxv1.UpdateGrantsRequest{}
+	if err := protojson.Unmarshal(b, req); err != nil {
+		return fmt.Errorf("reading the grants in %s: %w", file, err)
+	}
+	req.SessionId, req.OwnerEpoch = a[0], c.Uint64("owner-epoch")
+	cl := client(c)
+	res, err := cl.Sessions.UpdateGrants(ctx, req)
+	if err != nil {
+		return cl.explain("replacing the grants of session "+a[0], err)
+	}
+	if c.Bool("json") {
+		return printJSON(c.Root().Writer, res.GetSession())
+	}
+	return showSession(c.Root().Writer, res.GetSession())
+}
+
+func runSessionRetire(ctx context.Context, c *cli.Command) error {
+	a, err := args(c, "SESSION")
+	if err != nil {
+		return err
+	}
+	cl := client(c)
+	res, err := cl.Sessions.RetireSandbox(ctx, &sandboxv1.RetireSandboxRequest{
+		SessionId: a[0], OwnerEpoch: c.Uint64("owner-epoch"), Generation: c.Uint64("generation"),
+	})
+	if err != nil {
+		return cl.explain("retiring the sandbox of session "+a[0], err)
+	}
+	if c.Bool("json") {
+		return printJSON(c.Root().Writer, res)
+	}
+	return printEvidence(c.Root().Writer, res.GetEvidence())
+}
+
+func runSessionDelete(ctx context.Context, c *cli.Command) error {
+	a, err := args(c, "SESSION")
+	if err != nil {
+		return err
+	}
+	cl := client(c)
+	res, err := cl.Sessions.DeleteSession(ctx, &sandboxv1.DeleteSessionRequest{
+		SessionId: a[0], OwnerEpoch: c.Uint64("owner-epoch"),
+	})
+	if err != nil {
+		return cl.explain("deleting session "+a[0], err)
+	}
+	if c.Bool("json") {
+		return printJSON(c.Root().Writer, res)
+	}
+	return printEvidence(c.Root().Writer, res.GetEvidence())
+}
+
+func printEvidence(out io.Writer, e *sandboxv1.Evidence) error {
+	if e == nil {
+		_, err := fmt.Fprintln(out, "there was no sandbox to stop")
+		return err
+	}
+	w := tabwriter.NewWriter(out, 0, 8, 2, ' ', 0)
+	showEvidence(func(name, value string) {
+		if value != "" {
+			fmt.Fprintf(w, "%s\t%s\n", name, value)
+		}
+	}, e)
+	return w.Flush()
+}
