@@ -199,18 +199,15 @@ func (x *Identity) GetGeneration() uint64 {
 type CgroupSlot struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Name  string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	// cgroup v1: the "tasks" file of each hierarchy, opened for writing by the agent.
-	TasksFds []int32 `protobuf:"varint,2,rep,packed,name=tasks_fds,json=tasksFds,proto3" json:"tasks_fds,omitempty"`
-	// cgroup v2: the cgroup's folder, for CLONE_INTO_CGROUP.
-	DirFd int32 `protobuf:"varint,3,opt,name=dir_fd,json=dirFd,proto3" json:"dir_fd,omitempty"`
+	// "cgroup.procs" of each hierarchy (cgroup v2 has one), opened for writing by the agent as root: the kernel checks
+	// a migration with the opener's credentials.
+	JoinFds []int32 `protobuf:"varint,2,rep,packed,name=join_fds,json=joinFds,proto3" json:"join_fds,omitempty"`
 	// "cgroup.procs" of one hierarchy, for reading: empty after the boundary.
 	ProcsFd int32 `protobuf:"varint,4,opt,name=procs_fd,json=procsFd,proto3" json:"procs_fd,omitempty"`
 	// v1 "memory.oom_control" or v2 "memory.events", for reading.
 	OomFd int32 `protobuf:"varint,5,opt,name=oom_fd,json=oomFd,proto3" json:"oom_fd,omitempty"`
 	// v1 "memory.max_usage_in_bytes" or v2 "memory.peak", for reading, and for writing where it can be reset.
-	PeakFd int32 `protobuf:"varint,6,opt,name=peak_fd,json=peakFd,proto3" json:"peak_fd,omitempty"`
-	// v2 "cgroup.kill" or -1.
-	KillFd        int32 `protobuf:"varint,7,opt,name=kill_fd,json=killFd,proto3" json:"kill_fd,omitempty"`
+	PeakFd        int32 `protobuf:"varint,6,opt,name=peak_fd,json=peakFd,proto3" json:"peak_fd,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -252,18 +249,11 @@ func (x *CgroupSlot) GetName() string {
 	return ""
 }
 
-func (x *CgroupSlot) GetTasksFds() []int32 {
+func (x *CgroupSlot) GetJoinFds() []int32 {
 	if x != nil {
-		return x.TasksFds
+		return x.JoinFds
 	}
 	return nil
-}
-
-func (x *CgroupSlot) GetDirFd() int32 {
-	if x != nil {
-		return x.DirFd
-	}
-	return 0
 }
 
 func (x *CgroupSlot) GetProcsFd() int32 {
@@ -283,13 +273,6 @@ func (x *CgroupSlot) GetOomFd() int32 {
 func (x *CgroupSlot) GetPeakFd() int32 {
 	if x != nil {
 		return x.PeakFd
-	}
-	return 0
-}
-
-func (x *CgroupSlot) GetKillFd() int32 {
-	if x != nil {
-		return x.KillFd
 	}
 	return 0
 }
@@ -1551,16 +1534,14 @@ const file_receiptd_v1_receiptd_proto_rawDesc = "" +
 	"sandbox_id\x18\x02 \x01(\tR\tsandboxId\x12\x1e\n" +
 	"\n" +
 	"generation\x18\x03 \x01(\x04R\n" +
-	"generation\"\xb8\x01\n" +
+	"generation\"\x8c\x01\n" +
 	"\n" +
 	"CgroupSlot\x12\x12\n" +
-	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1b\n" +
-	"\ttasks_fds\x18\x02 \x03(\x05R\btasksFds\x12\x15\n" +
-	"\x06dir_fd\x18\x03 \x01(\x05R\x05dirFd\x12\x19\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x19\n" +
+	"\bjoin_fds\x18\x02 \x03(\x05R\ajoinFds\x12\x19\n" +
 	"\bprocs_fd\x18\x04 \x01(\x05R\aprocsFd\x12\x15\n" +
 	"\x06oom_fd\x18\x05 \x01(\x05R\x05oomFd\x12\x17\n" +
-	"\apeak_fd\x18\x06 \x01(\x05R\x06peakFd\x12\x17\n" +
-	"\akill_fd\x18\a \x01(\x05R\x06killFd\"2\n" +
+	"\apeak_fd\x18\x06 \x01(\x05R\x06peakFdJ\x04\b\x03\x10\x04\"2\n" +
 	"\x06EnvVar\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value\"\xa9\x02\n" +

@@ -1,0 +1,209 @@
+package nsexec
+
+import (
+	"fmt"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sandbox-agent/sandbox-agent/pkg/nsexec/wire"
+)
+
+const (
+	// secondLine is how much longer than pid1 receiptd waits before it ends the namespace itself.
+	secondLine = 2 * time.Second
+	// drainTime bounds the wait for the end of the output after the boundary. Every writer is dead by then; only a
+	// descriptor that left the namespace could hold the pipe.
+	drainTime = 5 * time.Second
+)
+
+// Request is one command.
+type Request struct {
+	Command wire.Command
+	// Timeout is above 0. After it the command's process group gets SIGTERM, and after Grace the namespace ends.
+	Timeout, Grace time.Duration
+	// OutputBytes bounds what is kept of each stream.
+	OutputBytes    uint64
+	Stdout, Stderr Sink
+}
+
+// Running is a command between its start and its boundary.
+type Running struct {
+	p         *Prepared
+	req       Request
+	started   time.Time
+	oomBefore int64
+	hasPeak   bool
+	stdout    *Capture
+	stderr    *Capture
+	pumps     sync.WaitGroup
+	pumpErr   [2]error
+	ctlMu     sync.Mutex
+}
+
+// Result is what is known of a command once its boundary is established.
+type Result struct {
+	// Report is pid1's; nil when it ended without one.
+	Report *wire.Report
+	// NotStarted, when not empty, says why the launcher could not become the command: it certainly never ran.
+	NotStarted string
+	// Pid1 is what wait4 said of it.
+	Pid1               string
+	Namespace          uint64
+	StartedAt, EndedAt time.Time
+	Stdout, Stderr     *Capture
+	// DrainError is set when the end of the output was not seen.
+	DrainError         error
+	UserCPU, SystemCPU time.Duration
+	MaxRSS, PeakMemory int64
+	OOM                bool
+	Cgroup             string
+	SecondLine         bool // pid1 did not keep the time; receiptd ended it
+}
+
+// Start hands the command over. An error wraps ErrNotStarted: the Prepared is gone and the command never ran.
+func (p *Prepared) Start(req Request) (*Running, error) {
+	r := &Running{p: p, req: req, oomBefore: p.slot.oomKills(), hasPeak: p.slot.resetPeak()}
+	r.stdout, r.stderr = NewCapture(req.OutputBytes), NewCapture(req.OutputBytes)
+	arm := wire.Arm{TimeoutMS: uint64(req.Timeout.Milliseconds()), GraceMS: uint64(req.Grace.Milliseconds())}
+	r.started = time.Now()
+	// The clock starts before the command does. A launcher executes nothing before it has the whole frame.
+	if _, err := p.ctl.Write(wire.Frame(wire.KindArm, arm.Encode())); err != nil {
+		p.Discard()
+		return nil, fmt.Errorf("%w: the waiting pid1 is gone: %w", ErrNotStarted, err)
+	}
+	if _, err := p.launch.Write(wire.Frame(wire.KindCommand, req.Command.Encode())); err != nil {
+		p.Discard()
+		return nil, fmt.Errorf("%w: the waiting launcher is gone: %w", ErrNotStarted, err)
+	}
+	r.pumps.Add(2)
+	go func() { defer r.pumps.Done(); r.pumpErr[0] = pump(p.stdout, r.stdout, req.Stdout) }()
+	go func() { defer r.pumps.Done(); r.pumpErr[1] = pump(p.stderr, r.stderr, req.Stderr) }()
+	return r, nil
+}
+
+// Cancel ends the command as its timeout would: SIGTERM, then the grace period, then the namespace.
+func (r *Running) Cancel() error {
+	r.ctlMu.Lock()
+	defer r.ctlMu.Unlock()
+	if r.p.ctl == nil {
+		return nil // ended already
+	}
+	if _, err := r.p.ctl.Write(wire.Frame(wire.KindCancel, nil)); err != nil {
+		return fmt.Errorf("asking pid1 to cancel: %w", err)
+	}
+	// The second line comes nearer too.
+	return r.p.ctl.SetReadDeadline(time.Now().Add(r.req.Grace + secondLine))
+}
+
+// Kill ends the namespace at once, without pid1's help and without a report.
+func (r *Running) Kill() {
+	r.ctlMu.Lock()
+	defer r.ctlMu.Unlock()
+	r.p.kill()
+}
+
+// Namespace is the inode of the command's PID namespace.
+func (r *Running) Namespace() uint64 { return r.p.ns }
+
+// Wait establishes the boundary and gives the slot back. The order is that of design.md: report or kill, then wait4,
+// then the rest of the output.
+func (r *Running) Wait() Result {
+	res := Result{Namespace: r.p.ns, StartedAt: r.started, Stdout: r.stdout, Stderr: r.stderr}
+	res.Report, res.SecondLine = r.awaitReport()
+	if res.Report == nil {
+		r.Kill() // it may live without being able to report; a kill of a dead one does nothing
+	}
+	status, usage := r.p.reap()
+	res.EndedAt = time.Now()
+	res.Pid1 = describe(status)
+	res.DrainError = r.drain()
+	res.NotStarted = r.launcherFailure()
+	res.Cgroup = r.p.slot.Empty()
+	if r.hasPeak {
+		res.PeakMemory = r.p.slot.peak()
+	}
+	after := r.p.slot.oomKills()
+	res.OOM = r.oomBefore >= 0 && after > r.oomBefore
+	r.account(&res, usage)
+	r.ctlMu.Lock()
+	defer r.ctlMu.Unlock()
+	r.p.release()
+	r.p.ctl = nil
+	return res
+}
+
+// awaitReport reads pid1's last word; nil without one. The deadline is the second line behind pid1's own clock.
+func (r *Running) awaitReport() (report *wire.Report, late bool) {
+	if err := r.p.ctl.SetReadDeadline(r.started.Add(r.req.Timeout + r.req.Grace + secondLine)); err != nil {
+		return nil, false
+	}
+	kind, body, err := wire.Read(r.p.ctl)
+	if err != nil {
+		return nil, isTimeout(err)
+	}
+	if kind != wire.KindReport {
+		return nil, false
+	}
+	rep, err := wire.DecodeReport(body)
+	if err != nil {
+		return nil, false
+	}
+	return &rep, false
+}
+
+func isTimeout(err error) bool {
+	t, ok := err.(interface{ Timeout() bool })
+	return ok && t.Timeout()
+}
+
+// drain waits for the end of both streams.
+func (r *Running) drain() error {
+	deadline := time.Now().Add(drainTime)
+	_ = r.p.stdout.SetReadDeadline(deadline)
+	_ = r.p.stderr.SetReadDeadline(deadline)
+	r.pumps.Wait()
+	for i, name := range []string{"stdout", "stderr"} {
+		if r.pumpErr[i] != nil {
+			return fmt.Errorf("reading the command's %s to its end: %w", name, r.pumpErr[i])
+		}
+	}
+	return nil
+}
+
+// launcherFailure reads what the launcher left in its socket. execve closes that without a word.
+func (r *Running) launcherFailure() string {
+	_ = r.p.launch.SetReadDeadline(time.Now().Add(drainTime))
+	kind, body, err := wire.Read(r.p.launch)
+	if err != nil || kind != wire.KindFailed {
+		return ""
+	}
+	failed, err := wire.DecodeFailed(body)
+	if err != nil {
+		return "the launcher failed and its reason does not decode: " + err.Error()
+	}
+	return failed.Reason
+}
+
+// account takes from pid1's rusage, which covers all it reaped, what was used before the command and by pid1 itself.
+func (r *Running) account(res *Result, usage unix.Rusage) {
+	user, system := usage.Utime.Nano()/1000, usage.Stime.Nano()/1000
+	if res.Report != nil {
+		user -= int64(res.Report.UserUS)
+		system -= int64(res.Report.SystemUS)
+		// The report's own time covers pid1's share of the baseline; the launcher's remains.
+		user -= int64(r.p.launcherBaseline.UserUS)
+		system -= int64(r.p.launcherBaseline.SystemUS)
+	}
+	res.UserCPU = max(0, time.Duration(user)*time.Microsecond)
+	res.SystemCPU = max(0, time.Duration(system)*time.Microsecond)
+	res.MaxRSS = usage.Maxrss * 1024
+}
+
+func describe(status unix.WaitStatus) string {
+	if status.Signaled() {
+		return fmt.Sprintf("killed by signal %d", int(status.Signal()))
+	}
+	return fmt.Sprintf("exited %d", status.ExitStatus())
+}

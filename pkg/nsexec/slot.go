@@ -1,0 +1,89 @@
+package nsexec
+
+import (
+	"bytes"
+	"os"
+	"strconv"
+
+	"golang.org/x/sys/unix"
+)
+
+// Slot is a cgroup that commands take turns in: a cgroup for each command would leak on cgroup v1, where a removed one
+// stays pinned by page cache (facts.md, hole 9). Files may be nil where the kernel has none.
+type Slot struct {
+	Name string
+	// Join are cgroup.procs files, one for each hierarchy, opened for writing by real root.
+	Join []*os.File
+	// Procs is a cgroup.procs for reading.
+	Procs *os.File
+	// OOM is memory.oom_control (v1) or memory.events (v2).
+	OOM *os.File
+	// Peak is memory.max_usage_in_bytes (v1) or memory.peak (v2).
+	Peak *os.File
+}
+
+// Empty says "empty", "populated", or "none" where that can't be read.
+func (s *Slot) Empty() string {
+	if s == nil || s.Procs == nil {
+		return "none"
+	}
+	b, err := readAt(s.Procs)
+	switch {
+	case err != nil:
+		return "none"
+	case len(bytes.TrimSpace(b)) > 0:
+		return "populated"
+	}
+	return "empty"
+}
+
+// oomKills counts the processes that the slot's memory limit has killed so far; -1: unknown.
+func (s *Slot) oomKills() int64 {
+	if s == nil || s.OOM == nil {
+		return -1
+	}
+	b, err := readAt(s.OOM)
+	if err != nil {
+		return -1
+	}
+	for line := range bytes.Lines(b) {
+		if rest, ok := bytes.CutPrefix(line, []byte("oom_kill ")); ok {
+			if n, err := strconv.ParseInt(string(bytes.TrimSpace(rest)), 10, 64); err == nil {
+				return n
+			}
+		}
+	}
+	return -1
+}
+
+// resetPeak starts a new measurement. Where the kernel can't (memory.peak before Linux 6.12 is read-only), peak
+// answers 0 from then on, which means unknown.
+func (s *Slot) resetPeak() bool {
+	if s == nil || s.Peak == nil {
+		return false
+	}
+	_, err := unix.Pwrite(int(s.Peak.Fd()), []byte("0"), 0)
+	return err == nil
+}
+
+func (s *Slot) peak() int64 {
+	b, err := readAt(s.Peak)
+	if err != nil {
+		return 0
+	}
+	n, err := strconv.ParseInt(string(bytes.TrimSpace(b)), 10, 64)
+	if err != nil {
+		return 0
+	}
+	return n
+}
+
+// readAt reads a small cgroup file from its start.
+func readAt(f *os.File) ([]byte, error) {
+	b := make([]byte, 4096)
+	n, err := unix.Pread(int(f.Fd()), b, 0)
+	if err != nil {
+		return nil, err
+	}
+	return b[:n], nil
+}
