@@ -48,6 +48,8 @@ type Boundary struct {
 	Cgroup string `json:"cgroup"`
 	// SocketsDestroyed counts the sockets of the command that outlived it and were destroyed.
 	SocketsDestroyed int `json:"socketsDestroyed"`
+	// SocketsLeft counts those that could not be destroyed.
+	SocketsLeft int `json:"socketsLeft"`
 }
 
 // Usage is what the command used. Zero where the kernel does not say.

@@ -1,0 +1,129 @@
+package receipt
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+
+	"golang.org/x/sys/unix"
+)
+
+// One durable step or two
+//
+// A receipt must be on disk, under its name, with its kept output, when Commit returns. POSIX asks for two waits:
+// sync the contents, rename, sync the folder, and each wait is a commit of the file system's journal. A file system
+// with ONE ordered journal needs one: once the contents have been handed to the device, the journal commit that
+// makes the receipt's name durable (it is preceded by a cache flush) also makes everything before it durable, the
+// sizes, blocks and names of all files of this exec. So there: write all, wait for the writeback alone
+// (sync_file_range, which commits nothing), rename the outputs, rename the receipt, fsync the receipt. A power cut
+// between two of these leaves a receipt with all of its output, or no receipt.
+//
+// That holds for ext4 with a journal (jbd2 commits transactions in order; the blocks' conversion to written ends
+// before the page's writeback does, and so belongs to a transaction not later than the rename's) and for XFS (one
+// log, forced in order; xfs_rename logs the source inode, so that its fsync forces the rename). Everything else
+// (btrfs logs single inodes, virtio-fs and NFS have their own rules, ext4 may have no journal) gets POSIX's order.
+//
+// Measured on ext4, 2 ms apart, p50 in µs, a 2.6 KB receipt | the same with 300 bytes of stdout (plain append +
+// fdatasync: 170):
+//
+//	new files, contents synced in parallel, rename, sync folder    -  | 760
+//	new files, one commit                                        395 | 550
+//	spare files with zeros in them, one commit                   335 | 465
+//	spare files with unwritten blocks, one commit (chosen)       295 | about 450
+//
+// Making the inode beforehand counts most: ext4 passes over inodes freed less than a minute ago one by one when it
+// makes a file (fs/ext4/ialloc.c, recently_deleted), which was seen to cost 800 µs in a folder in which many files
+// had been deleted.
+
+// oneJournal says whether the file system behind the folder dir is known to have one ordered journal. In doubt: no.
+func oneJournal(dir int) bool {
+	var fs unix.Statfs_t
+	if err := unix.Fstatfs(dir, &fs); err != nil {
+		return false
+	}
+	switch int64(fs.Type) {
+	case unix.XFS_SUPER_MAGIC:
+		return true
+	case unix.EXT4_SUPER_MAGIC:
+		return hasJBD2(dir)
+	}
+	return false
+}
+
+// hasJBD2 looks for the journal that the kernel shows as /proc/fs/jbd2/<device>-<inode>: ext2 and ext4 without a
+// journal share ext4's number in statfs.
+func hasJBD2(dir int) bool {
+	var st unix.Stat_t
+	if err := unix.Fstat(dir, &st); err != nil {
+		return false
+	}
+	name := deviceName(unix.Major(st.Dev), unix.Minor(st.Dev))
+	if name == "" {
+		return false
+	}
+	found, err := filepath.Glob("/proc/fs/jbd2/" + name + "-*")
+	return err == nil && len(found) > 0
+}
+
+// deviceName is the kernel's name of a block device; proc_partitions(5): major, minor, blocks, name.
+func deviceName(major, minor uint32) string {
+	f, err := os.Open("/proc/partitions")
+	if err != nil {
+		return ""
+	}
+	defer f.Close()
+	for lines := bufio.NewScanner(f); lines.Scan(); {
+		var ma, mi uint32
+		var blocks uint64
+		var name string
+		if n, _ := fmt.Sscan(lines.Text(), &ma, &mi, &blocks, &name); n == 4 && ma == major && mi == minor {
+			// The jbd2 name has '!' for the '/' of names such as cciss/c0d0.
+			return strings.ReplaceAll(name, "/", "!")
+		}
+	}
+	return ""
+}
+
+// startWriteback has the kernel begin to write f, and waits for nothing.
+func startWriteback(fd int) error {
+	return retry(func() error { return unix.SyncFileRange(fd, 0, 0, unix.SYNC_FILE_RANGE_WRITE) })
+}
+
+// awaitWriteback returns once the contents of f were handed to the device. It makes nothing durable by itself.
+func awaitWriteback(fd int) error {
+	const all = unix.SYNC_FILE_RANGE_WAIT_BEFORE | unix.SYNC_FILE_RANGE_WRITE | unix.SYNC_FILE_RANGE_WAIT_AFTER
+	return retry(func() error { return unix.SyncFileRange(fd, 0, 0, all) })
+}
+
+func fsync(fd int) error { return retry(func() error { return unix.Fsync(fd) }) }
+
+// fsyncAll syncs files at the same time, so that they share one commit of the journal.
+func fsyncAll(fds []int) error {
+	errs := make([]error, len(fds))
+	var wg sync.WaitGroup
+	for i, fd := range fds[1:] {
+		wg.Go(func() { errs[i+1] = fsync(fd) })
+	}
+	errs[0] = fsync(fds[0])
+	wg.Wait()
+	return errors.Join(errs...)
+}
+
+// retry repeats a call that a signal interrupted (signal(7): fallocate and writes to some file systems give EINTR
+// whatever SA_RESTART says; Go's runtime sends SIGURG to its own threads).
+func retry(call func() error) error {
+	for {
+		if err := call(); err != unix.EINTR {
+			return err
+		}
+	}
+}
+
+// noSpace says whether err means that the disk, the inodes or the quota are used up.
+func noSpace(err error) bool {
+	return errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT)
+}
