@@ -3,7 +3,7 @@
 //
 //	go run . [-root FOLDER] tables|filters
 //
-// tables needs the Go module proxy (containerd's sources); filters works on what tables wrote. They are two steps
+// in this folder. // tables needs the Go module proxy (containerd's sources); filters works on what tables wrote. They are two steps
 // because the second is compiled from what the first one writes.
 package main
 
@@ -21,7 +21,7 @@ import (
 const packageDir = "pkg/nsexec/seccomp"
 
 func main() {
-	root := flag.String("root", "../..", "the folder of the main module")
+	root := flag.String("root", "../..", "the folder under which to write (a copy of the main module)")
 	flag.Parse()
 	if err := run(*root, flag.Arg(0)); err != nil {
 		fmt.Fprintln(os.Stderr, "seccomp:", err)
@@ -34,7 +34,7 @@ func run(root, step string) error {
 	var err error
 	switch step {
 	case "tables":
-		files, err = tables(root)
+		files, err = tables()
 	case "filters":
 		files, err = filters()
 	default:

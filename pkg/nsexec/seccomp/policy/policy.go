@@ -215,3 +215,13 @@ func has(list []uint32, v uint32) bool {
 	}
 	return false
 }
+
+// RuleFor names the rule that refuses a call of the native ABI, "" when none does.
+func (p Policy) RuleFor(a Arch, nr uint32, args [6]uint64) string {
+	for _, m := range p.matches(a)[nr] {
+		if all(m.when, args) {
+			return m.rule.ID
+		}
+	}
+	return ""
+}
