@@ -1,54 +1,14 @@
 package cli
 
 import (
-	"context"
-	"errors"
-	"fmt"
-	"io/fs"
-	"net"
-	"net/http"
-	"os"
-	"syscall"
-
-	"connectrpc.com/connect/v2"
-	"connectrpc.com/connect/v2/connecthttp"
 	"github.com/urfave/cli/v3"
 
-	"github.com/sandbox-agent/sandbox-agent/api/sandbox/v1/sandboxv1connect"
+	"github.com/sandbox-agent/sandbox-agent/internal/cli/client"
 )
 
-// Client speaks the public API to one agent.
-type Client struct {
-	Socket   string
-	Sessions sandboxv1connect.SessionServiceClient
-	Execs    sandboxv1connect.ExecServiceClient
-	Git      sandboxv1connect.GitServiceClient
-	Node     sandboxv1connect.NodeServiceClient
-}
-
-// NewClient makes a client of the agent at a unix socket. It dials at the first call.
-func NewClient(socket string) *Client {
-	transport := &http.Transport{
-		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-			var d net.Dialer
-			return d.DialContext(ctx, "unix", socket)
-		},
-		// The peer is on this machine: compressing costs more than it saves.
-		DisableCompression: true,
-	}
-	c := connect.NewClient(connecthttp.NewTransport(&http.Client{Transport: transport}, "http://sandbox-agent"))
-	return &Client{
-		Socket:   socket,
-		Sessions: sandboxv1connect.NewSessionServiceClient(c),
-		Execs:    sandboxv1connect.NewExecServiceClient(c),
-		Git:      sandboxv1connect.NewGitServiceClient(c),
-		Node:     sandboxv1connect.NewNodeServiceClient(c),
-	}
-}
-
-// socketFlag and jsonFlag are on every client command.
-func clientFlags(more ...cli.Flag) []cli.Flag {
-	return append(more,
+// clientFlags are the flags of a client command: its own, and those that every one has.
+func clientFlags(own ...cli.Flag) []cli.Flag {
+	return append(own,
 		&cli.StringFlag{
 			Name: "socket", Usage: "the agent's unix socket", Value: DefaultSocket,
 			Sources: cli.EnvVars("SANDBOX_AGENT_SOCKET"),
@@ -61,36 +21,4 @@ func jsonFlag() cli.Flag {
 	return &cli.BoolFlag{Name: "json", Usage: "print the answer as JSON"}
 }
 
-func client(c *cli.Command) *Client { return NewClient(c.String("socket")) }
-
-// explain turns a call's error into a sentence with a remedy.
-func (c *Client) explain(what string, err error) error {
-	switch {
-	case err == nil:
-		return nil
-	case errors.Is(err, fs.ErrNotExist), errors.Is(err, syscall.ECONNREFUSED):
-		return fmt.Errorf("%s: no agent listens at %s: start one with \"sandbox-agent serve\" or name its socket with --socket or SANDBOX_AGENT_SOCKET", what, c.Socket)
-	case errors.Is(err, fs.ErrPermission):
-		return fmt.Errorf("%s: no permission to open %s as uid %d: run this as a user that the agent's socket.allow_uids lists", what, c.Socket, os.Geteuid())
-	}
-	e, ok := errors.AsType[*connect.Error](err)
-	if !ok {
-		return fmt.Errorf("%s: %w", what, err)
-	}
-	if e.Code() == connect.CodeUnimplemented {
-		return fmt.Errorf("%s: this agent doesn't implement it: %s", what, e.Message())
-	}
-	return fmt.Errorf("%s: %s: %s", what, e.Code(), e.Message())
-}
-
-// neverSent says that the error came before anything reached an agent.
-func neverSent(err error) bool {
-	op, ok := errors.AsType[*net.OpError](err)
-	return ok && op.Op == "dial"
-}
-
-// connectionLost says that the error is the connection's and not an answer of the agent.
-func connectionLost(err error) bool {
-	e, ok := errors.AsType[*connect.Error](err)
-	return !ok || !e.IsRemote()
-}
+func newClient(c *cli.Command) *client.Client { return client.New(c.String("socket")) }

@@ -14,6 +14,7 @@ import (
 	"github.com/urfave/cli/v3"
 
 	sandboxv1 "github.com/sandbox-agent/sandbox-agent/api/sandbox/v1"
+	"github.com/sandbox-agent/sandbox-agent/internal/cli/client"
 )
 
 func execCommand() *cli.Command {
@@ -56,7 +57,7 @@ func runExec(ctx context.Context, c *cli.Command) error {
 	defer file.discard()
 
 	x := &execCall{
-		client: client(c), req: req, json: c.Bool("json"), retryFor: c.Duration("retry-for"),
+		client: newClient(c), req: req, json: c.Bool("json"), retryFor: c.Duration("retry-for"),
 		stdout: c.Root().Writer, stderr: c.Root().ErrWriter,
 	}
 	verbose := c.Bool("verbose")
@@ -127,7 +128,7 @@ func keyValues(flag string, in []string) (map[string]string, error) {
 
 // execCall is one exec, over as many connections as it takes.
 type execCall struct {
-	client         *Client
+	client         *client.Client
 	req            *sandboxv1.ExecRequest
 	json           bool
 	retryFor       time.Duration
@@ -163,8 +164,8 @@ func (x *execCall) run(ctx context.Context) (*sandboxv1.ExecResult, error) {
 		if final, ok := errors.AsType[*exitError](err); ok {
 			return nil, final
 		}
-		if !connectionLost(err) || (!x.sent && neverSent(err)) {
-			return nil, withCode(ExitRefused, x.client.explain(what, err))
+		if !client.ConnectionLost(err) || (!x.sent && client.NeverSent(err)) {
+			return nil, withCode(ExitRefused, x.client.Explain(what, err))
 		}
 		x.sent = true
 		if lostSince.IsZero() || x.stdoutOffset+x.stderrOffset > before {
@@ -173,7 +174,7 @@ func (x *execCall) run(ctx context.Context) (*sandboxv1.ExecResult, error) {
 		if time.Since(lostSince) > x.retryFor {
 			return nil, withCode(ExitUncertain, fmt.Errorf(
 				"%w; the connection was lost and the agent did not come back within %s: the command may have run. Ask again with --exec-id %s and the same command",
-				x.client.explain(what, err), x.retryFor, x.req.ExecId))
+				x.client.Explain(what, err), x.retryFor, x.req.ExecId))
 		}
 		select {
 		case <-time.After(wait):
@@ -251,7 +252,7 @@ func (x *execCall) interrupted(ctx context.Context) (*sandboxv1.ExecResult, erro
 		SessionId: x.req.SessionId, OwnerEpoch: x.req.OwnerEpoch, ExecId: x.req.ExecId,
 	})
 	if err != nil {
-		return nil, withCode(ExitUncertain, fmt.Errorf("%w; %s", x.client.explain("cancelling exec "+x.req.ExecId, err), goesOn))
+		return nil, withCode(ExitUncertain, fmt.Errorf("%w; %s", x.client.Explain("cancelling exec "+x.req.ExecId, err), goesOn))
 	}
 	return res.GetResult(), nil
 }

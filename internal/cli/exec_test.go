@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
-	"errors"
 	"io"
 	"net"
 	"net/http"
@@ -319,12 +318,4 @@ func TestSizesAreReadWithTheirUnits(t *testing.T) {
 		_, err := parseBytes(in)
 		require.ErrorContains(t, err, "is no size", in)
 	}
-}
-
-func TestAPermissionProblemNamesTheSettingToChange(t *testing.T) {
-	c := NewClient("/s")
-	err := c.explain("listing sessions", &net.OpError{Op: "dial", Err: os.NewSyscallError("connect", syscall.EACCES)})
-	require.ErrorContains(t, err, "socket.allow_uids")
-	require.True(t, neverSent(&net.OpError{Op: "dial", Err: errors.New("x")}))
-	require.False(t, neverSent(&net.OpError{Op: "read", Err: errors.New("x")}))
 }

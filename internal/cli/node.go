@@ -26,10 +26,10 @@ func runCheck(ctx context.Context, c *cli.Command) error {
 	if _, err := args(c); err != nil {
 		return err
 	}
-	cl := client(c)
+	cl := newClient(c)
 	res, err := cl.Node.CheckNode(ctx, &sandboxv1.CheckNodeRequest{})
 	if err != nil {
-		return cl.explain("checking the node", err)
+		return cl.Explain("checking the node", err)
 	}
 	missing := false
 	for _, k := range res.Checks {
@@ -83,10 +83,10 @@ func runVersion(ctx context.Context, c *cli.Command) error {
 		_, err := fmt.Fprintf(c.Root().Writer, "%s %s (%s, %s/%s)\n", program, Version, runtime.Version(), runtime.GOOS, runtime.GOARCH)
 		return err
 	}
-	cl := client(c)
+	cl := newClient(c)
 	info, err := cl.Node.GetNodeInfo(ctx, &sandboxv1.GetNodeInfoRequest{})
 	if err != nil {
-		return cl.explain("asking for the agent's version", err)
+		return cl.Explain("asking for the agent's version", err)
 	}
 	if c.Bool("json") {
 		return printJSON(c.Root().Writer, info)
@@ -111,10 +111,10 @@ func runGit(ctx context.Context, c *cli.Command) error {
 	if len(a) < 2 {
 		return usagef("git takes SESSION -- ARGUMENT..., got %d arguments (see %s --help)", len(a), c.FullName())
 	}
-	cl := client(c)
+	cl := newClient(c)
 	res, err := cl.Git.Git(ctx, &sandboxv1.GitRequest{SessionId: a[0], OwnerEpoch: c.Uint64("owner-epoch"), Args: a[1:]})
 	if err != nil {
-		return cl.explain("running git in session "+a[0], err)
+		return cl.Explain("running git in session "+a[0], err)
 	}
 	if c.Bool("json") {
 		err = printJSON(c.Root().Writer, res)

@@ -90,10 +90,10 @@ func runSessionCreate(ctx context.Context, c *cli.Command) error {
 	if err != nil {
 		return withCode(ExitUsage, err)
 	}
-	cl := client(c)
+	cl := newClient(c)
 	res, err := cl.Sessions.CreateSession(ctx, req)
 	if err != nil {
-		return cl.explain("creating a session", err)
+		return cl.Explain("creating a session", err)
 	}
 	if c.Bool("json") {
 		return printJSON(c.Root().Writer, res.GetSession())
@@ -174,10 +174,10 @@ func runSessionGet(ctx context.Context, c *cli.Command) error {
 	if err != nil {
 		return err
 	}
-	cl := client(c)
+	cl := newClient(c)
 	res, err := cl.Sessions.GetSession(ctx, &sandboxv1.GetSessionRequest{SessionId: a[0]})
 	if err != nil {
-		return cl.explain("reading session "+a[0], err)
+		return cl.Explain("reading session "+a[0], err)
 	}
 	if c.Bool("json") {
 		return printJSON(c.Root().Writer, res.GetSession())
@@ -242,12 +242,12 @@ func runSessionList(ctx context.Context, c *cli.Command) error {
 	if _, err := args(c); err != nil {
 		return err
 	}
-	cl := client(c)
+	cl := newClient(c)
 	all := &sandboxv1.ListSessionsResponse{}
 	for token := ""; ; {
 		page, err := cl.Sessions.ListSessions(ctx, &sandboxv1.ListSessionsRequest{PageToken: token})
 		if err != nil {
-			return cl.explain("listing sessions", err)
+			return cl.Explain("listing sessions", err)
 		}
 		all.Sessions = append(all.Sessions, page.Sessions...)
 		if token = page.NextPageToken; token == "" {
@@ -283,10 +283,10 @@ func runSessionGrants(ctx context.Context, c *cli.Command) error {
 		return fmt.Errorf("reading the grants in %s: %w", file, err)
 	}
 	req.SessionId, req.OwnerEpoch = a[0], c.Uint64("owner-epoch")
-	cl := client(c)
+	cl := newClient(c)
 	res, err := cl.Sessions.UpdateGrants(ctx, req)
 	if err != nil {
-		return cl.explain("replacing the grants of session "+a[0], err)
+		return cl.Explain("replacing the grants of session "+a[0], err)
 	}
 	if c.Bool("json") {
 		return printJSON(c.Root().Writer, res.GetSession())
@@ -299,12 +299,12 @@ func runSessionRetire(ctx context.Context, c *cli.Command) error {
 	if err != nil {
 		return err
 	}
-	cl := client(c)
+	cl := newClient(c)
 	res, err := cl.Sessions.RetireSandbox(ctx, &sandboxv1.RetireSandboxRequest{
 		SessionId: a[0], OwnerEpoch: c.Uint64("owner-epoch"), Generation: c.Uint64("generation"),
 	})
 	if err != nil {
-		return cl.explain("retiring the sandbox of session "+a[0], err)
+		return cl.Explain("retiring the sandbox of session "+a[0], err)
 	}
 	if c.Bool("json") {
 		return printJSON(c.Root().Writer, res)
@@ -317,12 +317,12 @@ func runSessionDelete(ctx context.Context, c *cli.Command) error {
 	if err != nil {
 		return err
 	}
-	cl := client(c)
+	cl := newClient(c)
 	res, err := cl.Sessions.DeleteSession(ctx, &sandboxv1.DeleteSessionRequest{
 		SessionId: a[0], OwnerEpoch: c.Uint64("owner-epoch"),
 	})
 	if err != nil {
-		return cl.explain("deleting session "+a[0], err)
+		return cl.Explain("deleting session "+a[0], err)
 	}
 	if c.Bool("json") {
 		return printJSON(c.Root().Writer, res)

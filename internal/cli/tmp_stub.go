@@ -3,4 +3,3 @@ package cli
 import "github.com/urfave/cli/v3"
 
 func serveCommand() *cli.Command { return &cli.Command{Name: "serve"} }
-func demoCommand() *cli.Command  { return &cli.Command{Name: "demo"} }

@@ -1,0 +1,3 @@
+// Package client is the public API's client for a unix socket, and what its errors mean to a caller. The command line
+// and the demo share it; it imports the generated client only.
+package client
