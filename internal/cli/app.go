@@ -57,6 +57,7 @@ func newApp(stdout, stderr io.Writer) *cli.Command {
 			c.Hidden = false
 			c.Usage = "print the completion script of a shell: bash, zsh or fish"
 			c.Commands = shells(c.Commands)
+			prepare(c) // the library adds this command too late for the call below
 		},
 		Suggest:         true,
 		HideHelpCommand: true,

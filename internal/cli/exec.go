@@ -32,10 +32,10 @@ func execCommand() *cli.Command {
 			"A command can return these numbers too: --json and --result-file say which it was beyond doubt.\n\n" +
 			"Ctrl-C asks the agent to cancel the command; SIGTERM and SIGHUP leave it running.",
 		Flags: clientFlags(
-			&cli.DurationFlag{Name: "timeout", Usage: "end the command after this time (default: the node's)"},
+			&cli.DurationFlag{HideDefault: true, Name: "timeout", Usage: "end the command after this time (default: the node's)"},
 			&cli.StringFlag{Name: "exec-id", Usage: "the exec's id, [A-Za-z0-9._-], 1-128 (default: a new one)"},
-			&cli.Uint64Flag{Name: "generation", Usage: "refuse if the sandbox is of another generation"},
-			&cli.Uint64Flag{Name: "owner-epoch", Usage: "refuse if the session has another owner"},
+			&cli.Uint64Flag{HideDefault: true, Name: "generation", Usage: "refuse if the sandbox is of another generation"},
+			&cli.Uint64Flag{HideDefault: true, Name: "owner-epoch", Usage: "refuse if the session has another owner"},
 			&cli.StringSliceFlag{Name: "label", Usage: "`KEY=VALUE` to record and sign; can be given again"},
 			&cli.StringFlag{Name: "result-file", Usage: "write the ExecResult as JSON to `FILE`, whatever the exit code"},
 			&cli.DurationFlag{Name: "retry-for", Usage: "how long to ask again after a lost connection", Value: time.Minute},

@@ -42,7 +42,7 @@ func sessionCommand() *cli.Command {
 			{
 				Name: "retire", Usage: "stop a session's sandbox and wait for the evidence; the workspace stays", ArgsUsage: "SESSION",
 				Flags: clientFlags(ownerEpochFlag(),
-					&cli.Uint64Flag{Name: "generation", Usage: "only the sandbox of this generation"}),
+					&cli.Uint64Flag{HideDefault: true, Name: "generation", Usage: "only the sandbox of this generation"}),
 				Action: runSessionRetire,
 			},
 			{
@@ -54,7 +54,7 @@ func sessionCommand() *cli.Command {
 }
 
 func ownerEpochFlag() cli.Flag {
-	return &cli.Uint64Flag{Name: "owner-epoch", Usage: "refuse if the session has another owner"}
+	return &cli.Uint64Flag{HideDefault: true, Name: "owner-epoch", Usage: "refuse if the session has another owner"}
 }
 
 func sessionCreateCommand() *cli.Command {
@@ -74,9 +74,9 @@ func sessionCreateCommand() *cli.Command {
 			&cli.StringFlag{Name: "network", Usage: "none, bridge or cni (default: the node's)"},
 			&cli.StringSliceFlag{Name: "network-allow", Usage: "a `DESTINATION` that the egress policy lets through; can be given again"},
 			&cli.StringSliceFlag{Name: "env", Usage: "`KEY=VALUE` for every command; can be given again"},
-			&cli.FloatFlag{Name: "cpus", Usage: "CPUs of a command, in cores"},
+			&cli.FloatFlag{HideDefault: true, Name: "cpus", Usage: "CPUs of a command, in cores"},
 			&cli.StringFlag{Name: "memory", Usage: "memory of a command: bytes, or with KiB, MiB, GiB"},
-			&cli.Int64Flag{Name: "pids", Usage: "processes and threads of a command"},
+			&cli.Int64Flag{HideDefault: true, Name: "pids", Usage: "processes and threads of a command"},
 		),
 		Action: runSessionCreate,
 	}
