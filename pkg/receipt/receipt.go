@@ -10,6 +10,9 @@ const (
 	PredicateType = "https://sandbox-agent.dev/exec-receipt/v1"
 )
 
+// NonceSize is the length of an intent's nonce, bytes.
+const NonceSize = 32
+
 // Status is how a command ended. Only these four can stand in a receipt; the API adds CANCELLED, NOT_STARTED and
 // UNCERTAIN, which are about what could not be observed, or did not happen.
 type Status string

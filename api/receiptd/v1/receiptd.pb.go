@@ -920,8 +920,9 @@ type ExecRequest struct {
 	Command   string            `protobuf:"bytes,4,opt,name=command,proto3" json:"command,omitempty"`
 	TimeoutMs uint64            `protobuf:"varint,5,opt,name=timeout_ms,json=timeoutMs,proto3" json:"timeout_ms,omitempty"`
 	Labels    map[string]string `protobuf:"bytes,6,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
-	// What the request was digested with: the timeout as the caller gave it (receipt.Request).
-	RequestDigest string `protobuf:"bytes,7,opt,name=request_digest,json=requestDigest,proto3" json:"request_digest,omitempty"`
+	// The timeout as the caller gave it, 0 when it gave none: that one is in the request digest, which receiptd makes
+	// itself from what it runs.
+	RequestedTimeoutMs uint64 `protobuf:"varint,7,opt,name=requested_timeout_ms,json=requestedTimeoutMs,proto3" json:"requested_timeout_ms,omitempty"`
 	// Added to View.env for this command only.
 	Env           []*EnvVar `protobuf:"bytes,8,rep,name=env,proto3" json:"env,omitempty"`
 	GrantsDigest  string    `protobuf:"bytes,9,opt,name=grants_digest,json=grantsDigest,proto3" json:"grants_digest,omitempty"`
@@ -1001,11 +1002,11 @@ func (x *ExecRequest) GetLabels() map[string]string {
 	return nil
 }
 
-func (x *ExecRequest) GetRequestDigest() string {
+func (x *ExecRequest) GetRequestedTimeoutMs() uint64 {
 	if x != nil {
-		return x.RequestDigest
+		return x.RequestedTimeoutMs
 	}
-	return ""
+	return 0
 }
 
 func (x *ExecRequest) GetEnv() []*EnvVar {
@@ -1198,6 +1199,59 @@ func (x *NotStarted) GetReason() string {
 	return ""
 }
 
+// Lost says that the command ran and ended, and its receipt could not be written.
+type Lost struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	ExecId        string                 `protobuf:"bytes,1,opt,name=exec_id,json=execId,proto3" json:"exec_id,omitempty"`
+	Reason        string                 `protobuf:"bytes,2,opt,name=reason,proto3" json:"reason,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Lost) Reset() {
+	*x = Lost{}
+	mi := &file_receiptd_v1_receiptd_proto_msgTypes[15]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Lost) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Lost) ProtoMessage() {}
+
+func (x *Lost) ProtoReflect() protoreflect.Message {
+	mi := &file_receiptd_v1_receiptd_proto_msgTypes[15]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Lost.ProtoReflect.Descriptor instead.
+func (*Lost) Descriptor() ([]byte, []int) {
+	return file_receiptd_v1_receiptd_proto_rawDescGZIP(), []int{15}
+}
+
+func (x *Lost) GetExecId() string {
+	if x != nil {
+		return x.ExecId
+	}
+	return ""
+}
+
+func (x *Lost) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
 type ExecEvent struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Types that are valid to be assigned to Event:
@@ -1205,6 +1259,7 @@ type ExecEvent struct {
 	//	*ExecEvent_Output
 	//	*ExecEvent_Done
 	//	*ExecEvent_NotStarted
+	//	*ExecEvent_Lost
 	Event         isExecEvent_Event `protobuf_oneof:"event"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1212,7 +1267,7 @@ type ExecEvent struct {
 
 func (x *ExecEvent) Reset() {
 	*x = ExecEvent{}
-	mi := &file_receiptd_v1_receiptd_proto_msgTypes[15]
+	mi := &file_receiptd_v1_receiptd_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1224,7 +1279,7 @@ func (x *ExecEvent) String() string {
 func (*ExecEvent) ProtoMessage() {}
 
 func (x *ExecEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_receiptd_v1_receiptd_proto_msgTypes[15]
+	mi := &file_receiptd_v1_receiptd_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1237,7 +1292,7 @@ func (x *ExecEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecEvent.ProtoReflect.Descriptor instead.
 func (*ExecEvent) Descriptor() ([]byte, []int) {
-	return file_receiptd_v1_receiptd_proto_rawDescGZIP(), []int{15}
+	return file_receiptd_v1_receiptd_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *ExecEvent) GetEvent() isExecEvent_Event {
@@ -1274,6 +1329,15 @@ func (x *ExecEvent) GetNotStarted() *NotStarted {
 	return nil
 }
 
+func (x *ExecEvent) GetLost() *Lost {
+	if x != nil {
+		if x, ok := x.Event.(*ExecEvent_Lost); ok {
+			return x.Lost
+		}
+	}
+	return nil
+}
+
 type isExecEvent_Event interface {
 	isExecEvent_Event()
 }
@@ -1290,11 +1354,17 @@ type ExecEvent_NotStarted struct {
 	NotStarted *NotStarted `protobuf:"bytes,3,opt,name=not_started,json=notStarted,proto3,oneof"`
 }
 
+type ExecEvent_Lost struct {
+	Lost *Lost `protobuf:"bytes,4,opt,name=lost,proto3,oneof"`
+}
+
 func (*ExecEvent_Output) isExecEvent_Event() {}
 
 func (*ExecEvent_Done) isExecEvent_Event() {}
 
 func (*ExecEvent_NotStarted) isExecEvent_Event() {}
+
+func (*ExecEvent_Lost) isExecEvent_Event() {}
 
 type CancelRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -1306,7 +1376,7 @@ type CancelRequest struct {
 
 func (x *CancelRequest) Reset() {
 	*x = CancelRequest{}
-	mi := &file_receiptd_v1_receiptd_proto_msgTypes[16]
+	mi := &file_receiptd_v1_receiptd_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1318,7 +1388,7 @@ func (x *CancelRequest) String() string {
 func (*CancelRequest) ProtoMessage() {}
 
 func (x *CancelRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_receiptd_v1_receiptd_proto_msgTypes[16]
+	mi := &file_receiptd_v1_receiptd_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1331,7 +1401,7 @@ func (x *CancelRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelRequest.ProtoReflect.Descriptor instead.
 func (*CancelRequest) Descriptor() ([]byte, []int) {
-	return file_receiptd_v1_receiptd_proto_rawDescGZIP(), []int{16}
+	return file_receiptd_v1_receiptd_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *CancelRequest) GetAttachEpoch() uint64 {
@@ -1358,7 +1428,7 @@ type CancelResponse struct {
 
 func (x *CancelResponse) Reset() {
 	*x = CancelResponse{}
-	mi := &file_receiptd_v1_receiptd_proto_msgTypes[17]
+	mi := &file_receiptd_v1_receiptd_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1370,7 +1440,7 @@ func (x *CancelResponse) String() string {
 func (*CancelResponse) ProtoMessage() {}
 
 func (x *CancelResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_receiptd_v1_receiptd_proto_msgTypes[17]
+	mi := &file_receiptd_v1_receiptd_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1383,7 +1453,7 @@ func (x *CancelResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelResponse.ProtoReflect.Descriptor instead.
 func (*CancelResponse) Descriptor() ([]byte, []int) {
-	return file_receiptd_v1_receiptd_proto_rawDescGZIP(), []int{17}
+	return file_receiptd_v1_receiptd_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *CancelResponse) GetWasRunning() bool {
@@ -1405,7 +1475,7 @@ type InfoRequest struct {
 
 func (x *InfoRequest) Reset() {
 	*x = InfoRequest{}
-	mi := &file_receiptd_v1_receiptd_proto_msgTypes[18]
+	mi := &file_receiptd_v1_receiptd_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1417,7 +1487,7 @@ func (x *InfoRequest) String() string {
 func (*InfoRequest) ProtoMessage() {}
 
 func (x *InfoRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_receiptd_v1_receiptd_proto_msgTypes[18]
+	mi := &file_receiptd_v1_receiptd_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1430,7 +1500,7 @@ func (x *InfoRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InfoRequest.ProtoReflect.Descriptor instead.
 func (*InfoRequest) Descriptor() ([]byte, []int) {
-	return file_receiptd_v1_receiptd_proto_rawDescGZIP(), []int{18}
+	return file_receiptd_v1_receiptd_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *InfoRequest) GetAttachEpoch() uint64 {
@@ -1466,7 +1536,7 @@ type InfoResponse struct {
 
 func (x *InfoResponse) Reset() {
 	*x = InfoResponse{}
-	mi := &file_receiptd_v1_receiptd_proto_msgTypes[19]
+	mi := &file_receiptd_v1_receiptd_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1478,7 +1548,7 @@ func (x *InfoResponse) String() string {
 func (*InfoResponse) ProtoMessage() {}
 
 func (x *InfoResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_receiptd_v1_receiptd_proto_msgTypes[19]
+	mi := &file_receiptd_v1_receiptd_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1491,7 +1561,7 @@ func (x *InfoResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InfoResponse.ProtoReflect.Descriptor instead.
 func (*InfoResponse) Descriptor() ([]byte, []int) {
-	return file_receiptd_v1_receiptd_proto_rawDescGZIP(), []int{19}
+	return file_receiptd_v1_receiptd_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *InfoResponse) GetExec() ExecKnowledge {
@@ -1590,7 +1660,7 @@ const file_receiptd_v1_receiptd_proto_rawDesc = "" +
 	"\x05holds\x18\x03 \x01(\bR\x05holds\x12\x16\n" +
 	"\x06detail\x18\x04 \x01(\tR\x06detail\"=\n" +
 	"\rProveResponse\x12,\n" +
-	"\x05items\x18\x01 \x03(\v2\x16.receiptd.v1.ProofItemR\x05items\"\x84\x03\n" +
+	"\x05items\x18\x01 \x03(\v2\x16.receiptd.v1.ProofItemR\x05items\"\x8f\x03\n" +
 	"\vExecRequest\x12!\n" +
 	"\fattach_epoch\x18\x01 \x01(\x04R\vattachEpoch\x12\x17\n" +
 	"\aexec_id\x18\x02 \x01(\tR\x06execId\x12\x14\n" +
@@ -1598,8 +1668,8 @@ const file_receiptd_v1_receiptd_proto_rawDesc = "" +
 	"\acommand\x18\x04 \x01(\tR\acommand\x12\x1d\n" +
 	"\n" +
 	"timeout_ms\x18\x05 \x01(\x04R\ttimeoutMs\x12<\n" +
-	"\x06labels\x18\x06 \x03(\v2$.receiptd.v1.ExecRequest.LabelsEntryR\x06labels\x12%\n" +
-	"\x0erequest_digest\x18\a \x01(\tR\rrequestDigest\x12%\n" +
+	"\x06labels\x18\x06 \x03(\v2$.receiptd.v1.ExecRequest.LabelsEntryR\x06labels\x120\n" +
+	"\x14requested_timeout_ms\x18\a \x01(\x04R\x12requestedTimeoutMs\x12%\n" +
 	"\x03env\x18\b \x03(\v2\x13.receiptd.v1.EnvVarR\x03env\x12#\n" +
 	"\rgrants_digest\x18\t \x01(\tR\fgrantsDigest\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
@@ -1617,12 +1687,16 @@ const file_receiptd_v1_receiptd_proto_rawDesc = "" +
 	"\n" +
 	"NotStarted\x12\x17\n" +
 	"\aexec_id\x18\x01 \x01(\tR\x06execId\x12\x16\n" +
-	"\x06reason\x18\x02 \x01(\tR\x06reason\"\xa8\x01\n" +
+	"\x06reason\x18\x02 \x01(\tR\x06reason\"7\n" +
+	"\x04Lost\x12\x17\n" +
+	"\aexec_id\x18\x01 \x01(\tR\x06execId\x12\x16\n" +
+	"\x06reason\x18\x02 \x01(\tR\x06reason\"\xd1\x01\n" +
 	"\tExecEvent\x12-\n" +
 	"\x06output\x18\x01 \x01(\v2\x13.receiptd.v1.OutputH\x00R\x06output\x12'\n" +
 	"\x04done\x18\x02 \x01(\v2\x11.receiptd.v1.DoneH\x00R\x04done\x12:\n" +
 	"\vnot_started\x18\x03 \x01(\v2\x17.receiptd.v1.NotStartedH\x00R\n" +
-	"notStartedB\a\n" +
+	"notStarted\x12'\n" +
+	"\x04lost\x18\x04 \x01(\v2\x11.receiptd.v1.LostH\x00R\x04lostB\a\n" +
 	"\x05event\"K\n" +
 	"\rCancelRequest\x12!\n" +
 	"\fattach_epoch\x18\x01 \x01(\x04R\vattachEpoch\x12\x17\n" +
@@ -1673,7 +1747,7 @@ func file_receiptd_v1_receiptd_proto_rawDescGZIP() []byte {
 }
 
 var file_receiptd_v1_receiptd_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_receiptd_v1_receiptd_proto_msgTypes = make([]protoimpl.MessageInfo, 21)
+var file_receiptd_v1_receiptd_proto_msgTypes = make([]protoimpl.MessageInfo, 22)
 var file_receiptd_v1_receiptd_proto_goTypes = []any{
 	(Stream)(0),            // 0: receiptd.v1.Stream
 	(ExecKnowledge)(0),     // 1: receiptd.v1.ExecKnowledge
@@ -1692,12 +1766,13 @@ var file_receiptd_v1_receiptd_proto_goTypes = []any{
 	(*Output)(nil),         // 14: receiptd.v1.Output
 	(*Done)(nil),           // 15: receiptd.v1.Done
 	(*NotStarted)(nil),     // 16: receiptd.v1.NotStarted
-	(*ExecEvent)(nil),      // 17: receiptd.v1.ExecEvent
-	(*CancelRequest)(nil),  // 18: receiptd.v1.CancelRequest
-	(*CancelResponse)(nil), // 19: receiptd.v1.CancelResponse
-	(*InfoRequest)(nil),    // 20: receiptd.v1.InfoRequest
-	(*InfoResponse)(nil),   // 21: receiptd.v1.InfoResponse
-	nil,                    // 22: receiptd.v1.ExecRequest.LabelsEntry
+	(*Lost)(nil),           // 17: receiptd.v1.Lost
+	(*ExecEvent)(nil),      // 18: receiptd.v1.ExecEvent
+	(*CancelRequest)(nil),  // 19: receiptd.v1.CancelRequest
+	(*CancelResponse)(nil), // 20: receiptd.v1.CancelResponse
+	(*InfoRequest)(nil),    // 21: receiptd.v1.InfoRequest
+	(*InfoResponse)(nil),   // 22: receiptd.v1.InfoResponse
+	nil,                    // 23: receiptd.v1.ExecRequest.LabelsEntry
 }
 var file_receiptd_v1_receiptd_proto_depIdxs = []int32{
 	4,  // 0: receiptd.v1.View.env:type_name -> receiptd.v1.EnvVar
@@ -1707,28 +1782,29 @@ var file_receiptd_v1_receiptd_proto_depIdxs = []int32{
 	6,  // 4: receiptd.v1.InitRequest.limits:type_name -> receiptd.v1.Limits
 	9,  // 5: receiptd.v1.InitResponse.seals:type_name -> receiptd.v1.SealState
 	11, // 6: receiptd.v1.ProveResponse.items:type_name -> receiptd.v1.ProofItem
-	22, // 7: receiptd.v1.ExecRequest.labels:type_name -> receiptd.v1.ExecRequest.LabelsEntry
+	23, // 7: receiptd.v1.ExecRequest.labels:type_name -> receiptd.v1.ExecRequest.LabelsEntry
 	4,  // 8: receiptd.v1.ExecRequest.env:type_name -> receiptd.v1.EnvVar
 	0,  // 9: receiptd.v1.Output.stream:type_name -> receiptd.v1.Stream
 	14, // 10: receiptd.v1.ExecEvent.output:type_name -> receiptd.v1.Output
 	15, // 11: receiptd.v1.ExecEvent.done:type_name -> receiptd.v1.Done
 	16, // 12: receiptd.v1.ExecEvent.not_started:type_name -> receiptd.v1.NotStarted
-	1,  // 13: receiptd.v1.InfoResponse.exec:type_name -> receiptd.v1.ExecKnowledge
-	7,  // 14: receiptd.v1.Receiptd.Init:input_type -> receiptd.v1.InitRequest
-	10, // 15: receiptd.v1.Receiptd.Prove:input_type -> receiptd.v1.ProveRequest
-	13, // 16: receiptd.v1.Receiptd.Exec:input_type -> receiptd.v1.ExecRequest
-	18, // 17: receiptd.v1.Receiptd.Cancel:input_type -> receiptd.v1.CancelRequest
-	20, // 18: receiptd.v1.Receiptd.Info:input_type -> receiptd.v1.InfoRequest
-	8,  // 19: receiptd.v1.Receiptd.Init:output_type -> receiptd.v1.InitResponse
-	12, // 20: receiptd.v1.Receiptd.Prove:output_type -> receiptd.v1.ProveResponse
-	17, // 21: receiptd.v1.Receiptd.Exec:output_type -> receiptd.v1.ExecEvent
-	19, // 22: receiptd.v1.Receiptd.Cancel:output_type -> receiptd.v1.CancelResponse
-	21, // 23: receiptd.v1.Receiptd.Info:output_type -> receiptd.v1.InfoResponse
-	19, // [19:24] is the sub-list for method output_type
-	14, // [14:19] is the sub-list for method input_type
-	14, // [14:14] is the sub-list for extension type_name
-	14, // [14:14] is the sub-list for extension extendee
-	0,  // [0:14] is the sub-list for field type_name
+	17, // 13: receiptd.v1.ExecEvent.lost:type_name -> receiptd.v1.Lost
+	1,  // 14: receiptd.v1.InfoResponse.exec:type_name -> receiptd.v1.ExecKnowledge
+	7,  // 15: receiptd.v1.Receiptd.Init:input_type -> receiptd.v1.InitRequest
+	10, // 16: receiptd.v1.Receiptd.Prove:input_type -> receiptd.v1.ProveRequest
+	13, // 17: receiptd.v1.Receiptd.Exec:input_type -> receiptd.v1.ExecRequest
+	19, // 18: receiptd.v1.Receiptd.Cancel:input_type -> receiptd.v1.CancelRequest
+	21, // 19: receiptd.v1.Receiptd.Info:input_type -> receiptd.v1.InfoRequest
+	8,  // 20: receiptd.v1.Receiptd.Init:output_type -> receiptd.v1.InitResponse
+	12, // 21: receiptd.v1.Receiptd.Prove:output_type -> receiptd.v1.ProveResponse
+	18, // 22: receiptd.v1.Receiptd.Exec:output_type -> receiptd.v1.ExecEvent
+	20, // 23: receiptd.v1.Receiptd.Cancel:output_type -> receiptd.v1.CancelResponse
+	22, // 24: receiptd.v1.Receiptd.Info:output_type -> receiptd.v1.InfoResponse
+	20, // [20:25] is the sub-list for method output_type
+	15, // [15:20] is the sub-list for method input_type
+	15, // [15:15] is the sub-list for extension type_name
+	15, // [15:15] is the sub-list for extension extendee
+	0,  // [0:15] is the sub-list for field type_name
 }
 
 func init() { file_receiptd_v1_receiptd_proto_init() }
@@ -1736,10 +1812,11 @@ func file_receiptd_v1_receiptd_proto_init() {
 	if File_receiptd_v1_receiptd_proto != nil {
 		return
 	}
-	file_receiptd_v1_receiptd_proto_msgTypes[15].OneofWrappers = []any{
+	file_receiptd_v1_receiptd_proto_msgTypes[16].OneofWrappers = []any{
 		(*ExecEvent_Output)(nil),
 		(*ExecEvent_Done)(nil),
 		(*ExecEvent_NotStarted)(nil),
+		(*ExecEvent_Lost)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
@@ -1747,7 +1824,7 @@ func file_receiptd_v1_receiptd_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_receiptd_v1_receiptd_proto_rawDesc), len(file_receiptd_v1_receiptd_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   21,
+			NumMessages:   22,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

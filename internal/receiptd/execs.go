@@ -1,0 +1,296 @@
+package receiptd
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	receiptdv1 "github.com/sandbox-agent/sandbox-agent/api/receiptd/v1"
+	"github.com/sandbox-agent/sandbox-agent/pkg/nsexec"
+	"github.com/sandbox-agent/sandbox-agent/pkg/nsexec/wire"
+	"github.com/sandbox-agent/sandbox-agent/pkg/receipt"
+)
+
+// shell is what runs a command: `bash -c COMMAND`.
+const shell = "/bin/bash"
+
+// execution is one admitted exec. It goes on when its connection doesn't.
+type execution struct {
+	id     string
+	stream *stream
+	done   chan struct{}
+
+	mu  sync.Mutex
+	run *nsexec.Running // nil until it has started
+	// cancelled is set by a Cancel that came before the start.
+	cancelled bool
+
+	// Set before done is closed.
+	sha        string // of the receipt's envelope
+	notStarted string
+	lost       error
+}
+
+func (e *execution) cancel() error {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.run == nil {
+		e.cancelled = true
+		return nil
+	}
+	return e.run.Cancel()
+}
+
+// Exec runs one command. The stream carries its output as it comes and ends with what became of it; the command does
+// not depend on the stream.
+func (c *connection) Exec(ctx context.Context, req *receiptdv1.ExecRequest, srv receiptdv1.Receiptd_ExecServer) error {
+	e, err := c.start(req)
+	if err != nil {
+		return err
+	}
+	return e.stream.serve(ctx, srv, e)
+}
+
+// start admits an exec and hands it to a pid1. The answer NotStarted comes through the execution, so that it is given
+// in one way only.
+func (c *connection) start(req *receiptdv1.ExecRequest) (*execution, error) {
+	s := c.server
+	s.starting.Lock()
+	defer s.starting.Unlock()
+	e, err := c.register(req)
+	if err != nil {
+		return nil, err
+	}
+	run, err := s.launch(e, req)
+	if err != nil {
+		e.notStarted = err.Error()
+		s.finish(e)
+		return e, nil
+	}
+	go s.see(e, run, req)
+	return e, nil
+}
+
+// register checks an exec and makes it the running one (promise P4).
+func (c *connection) register(req *receiptdv1.ExecRequest) (*execution, error) {
+	s := c.server
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err := c.admit(req.GetAttachEpoch()); err != nil {
+		return nil, err
+	}
+	if err := s.checkRequest(req); err != nil {
+		return nil, err
+	}
+	if s.running != nil {
+		return nil, status.Errorf(codes.FailedPrecondition, "exec %s is running: one command at a time", s.running.id)
+	}
+	e := &execution{id: req.GetExecId(), stream: newStream(), done: make(chan struct{})}
+	s.running = e
+	s.total++
+	return e, nil
+}
+
+func (s *Server) checkRequest(req *receiptdv1.ExecRequest) error {
+	id := req.GetExecId()
+	if err := receipt.CheckExecID(id); err != nil {
+		return status.Error(codes.InvalidArgument, err.Error())
+	}
+	limits := s.init.GetLimits()
+	switch {
+	case len(req.GetNonce()) != receipt.NonceSize:
+		return status.Errorf(codes.InvalidArgument, "exec %s: the nonce has %d bytes instead of %d", id, len(req.GetNonce()), receipt.NonceSize)
+	case req.GetTimeoutMs() == 0 || req.GetTimeoutMs() > limits.GetMaxTimeoutMs():
+		return status.Errorf(codes.InvalidArgument, "exec %s: timeout_ms %d is not between 1 and %d", id, req.GetTimeoutMs(), limits.GetMaxTimeoutMs())
+	case s.lost[id] != "":
+		return status.Errorf(codes.AlreadyExists, "exec %s ran here already and its receipt is lost: %s", id, s.lost[id])
+	}
+	if s.store.Has(id) {
+		return status.Errorf(codes.AlreadyExists, "exec %s ran here already: its receipt is in the folder", id)
+	}
+	return nil
+}
+
+// launch hands the command to a prepared pid1. An error means that the command certainly never ran.
+func (s *Server) launch(e *execution, req *receiptdv1.ExecRequest) (*nsexec.Running, error) {
+	r := s.request(e, req)
+	var last error
+	// A waiting pid1 may have been killed since it was made (the node out of memory): one more try with a fresh one.
+	for range 2 {
+		p, err := s.prepared.take()
+		if err != nil {
+			return nil, err
+		}
+		e.mu.Lock()
+		if e.cancelled {
+			e.mu.Unlock()
+			p.Discard()
+			return nil, errors.New("cancelled before it started")
+		}
+		run, err := p.Start(r)
+		e.run = run
+		e.mu.Unlock()
+		if err == nil {
+			return run, nil
+		}
+		last = err
+	}
+	return nil, last
+}
+
+func (s *Server) request(e *execution, req *receiptdv1.ExecRequest) nsexec.Request {
+	view, limits := s.init.GetView(), s.init.GetLimits()
+	return nsexec.Request{
+		Command: wire.Command{
+			Path: shell, Argv: []string{"bash", "-c", req.GetCommand()}, Dir: view.GetDir(),
+			Env: environ(view.GetEnv(), req.GetEnv()),
+		},
+		Timeout:     time.Duration(req.GetTimeoutMs()) * time.Millisecond,
+		Grace:       time.Duration(limits.GetGraceMs()) * time.Millisecond,
+		OutputBytes: limits.GetOutputBytes(),
+		Stdout:      e.stream.sink(receiptdv1.Stream_STDOUT),
+		Stderr:      e.stream.sink(receiptdv1.Stream_STDERR),
+	}
+}
+
+// environ joins two lists; a later value of a name replaces an earlier one.
+func environ(lists ...[]*receiptdv1.EnvVar) []string {
+	var out []string
+	at := map[string]int{}
+	for _, list := range lists {
+		for _, v := range list {
+			entry := v.GetName() + "=" + v.GetValue()
+			if i, ok := at[v.GetName()]; ok {
+				out[i] = entry
+				continue
+			}
+			at[v.GetName()] = len(out)
+			out = append(out, entry)
+		}
+	}
+	return out
+}
+
+// see waits for the boundary and writes the receipt. The order is design.md's, section 3 step 6.
+func (s *Server) see(e *execution, run *nsexec.Running, req *receiptdv1.ExecRequest) {
+	stop := s.prepared.refillAfter(prepareDelay)
+	res := run.Wait()
+	stop()
+	if res.NotStarted != "" {
+		e.notStarted = res.NotStarted
+		s.finish(e)
+		return
+	}
+	destroyed, left, err := nsexec.DestroySockets()
+	if err != nil {
+		logf("exec %s: destroying its sockets: %v", e.id, err)
+	}
+	p := s.predicate(e, req, res)
+	p.Boundary.SocketsDestroyed, p.Boundary.SocketsLeft = destroyed, left
+	e.sha, err = s.store.Commit(e.id, &p, res.Stdout.Kept(), res.Stderr.Kept(), s.signer)
+	if err != nil {
+		e.lost = fmt.Errorf("the receipt of exec %s could not be written: %w", e.id, err)
+		logf("%v", e.lost)
+	}
+	s.finish(e)
+}
+
+// finish records what became of an exec and lets the next one in.
+func (s *Server) finish(e *execution) {
+	s.mu.Lock()
+	if e.lost != nil {
+		s.lost[e.id] = e.lost.Error()
+	}
+	s.running = nil
+	s.mu.Unlock()
+	close(e.done)
+	e.stream.close()
+	s.prepared.refill()
+	s.idle.Reset(idleTime)
+}
+
+func (s *Server) predicate(e *execution, req *receiptdv1.ExecRequest, res nsexec.Result) receipt.Predicate {
+	id := s.init.GetIdentity()
+	p := receipt.Predicate{
+		SessionID: id.GetSessionId(), SandboxID: id.GetSandboxId(), Generation: id.GetGeneration(),
+		ExecID: e.id, Nonce: fmt.Sprintf("%x", req.GetNonce()),
+		// Digested here, from what was really run, and not copied from the request.
+		RequestDigest: receipt.Request{SessionID: id.GetSessionId(), Command: req.GetCommand(), TimeoutMS: req.GetRequestedTimeoutMs(), Labels: req.GetLabels()}.Digest(),
+		StartedAt:     res.StartedAt.UTC(), EndedAt: res.EndedAt.UTC(), Labels: req.GetLabels(), GrantsDigest: req.GetGrantsDigest(),
+		Stdout: output(res.Stdout), Stderr: output(res.Stderr),
+		Boundary: receipt.Boundary{PIDNamespace: res.Namespace, Method: "wait4", Pid1: res.Pid1, Cgroup: res.Cgroup},
+		Usage:    receipt.Usage{UserCPU: res.UserCPU, SystemCPU: res.SystemCPU, MaxRSS: res.MaxRSS, PeakMemory: res.PeakMemory},
+		OOM:      res.OOM,
+	}
+	conclude(&p, res)
+	p.SealsIntact, p.SealsBroken = sealVerdict(res.Report, len(s.init.GetView().GetSeals()) > 0)
+	if res.DrainError != nil {
+		p.Reason = join(p.Reason, "the end of its output was not seen: "+res.DrainError.Error())
+	}
+	return p
+}
+
+// conclude is how the command ended, as far as pid1 said or its wait proved.
+func conclude(p *receipt.Predicate, res nsexec.Result) {
+	r := res.Report
+	switch {
+	case r == nil && res.SecondLine:
+		p.Status = receipt.TimedOut
+		p.Reason = "pid1 did not keep the time: receiptd ended the namespace"
+		return
+	case r == nil:
+		p.Status = receipt.Killed
+		p.Reason = fmt.Sprintf("pid1 ended without a report (%s), so how the command ended is not known; nothing of it is left", res.Pid1)
+		return
+	}
+	p.Cancelled = r.Cancelled
+	if r.Ended {
+		p.ExitCode, p.Signal = int(r.Code), int(r.Signal)
+	}
+	switch {
+	case r.TimedOut:
+		p.Status = receipt.TimedOut
+		p.Reason = "its time was up"
+		if !r.Ended {
+			p.Reason += "; it outlived SIGTERM and the grace period and was ended with its namespace"
+		}
+	case !r.Ended:
+		p.Status = receipt.Killed
+		p.Reason = "it was cancelled, outlived SIGTERM and the grace period, and was ended with its namespace"
+	case r.Signal != 0:
+		p.Status = receipt.Signaled
+	default:
+		p.Status = receipt.Exited
+	}
+	if p.OOM {
+		p.Reason = join(p.Reason, "the memory limit killed a process of it")
+	}
+}
+
+// sealVerdict: without pid1's report nobody compared the seals in the command's mount namespace, which is gone.
+func sealVerdict(r *wire.Report, any bool) (intact bool, broken []string) {
+	if r == nil {
+		if any {
+			return false, []string{"not known: pid1 ended without comparing them"}
+		}
+		return true, nil
+	}
+	return len(r.SealsBroken) == 0, r.SealsBroken
+}
+
+func join(a, b string) string {
+	if a == "" {
+		return b
+	}
+	return a + "; " + b
+}
+
+func output(c *nsexec.Capture) receipt.Output {
+	from, omitted := c.Omitted()
+	return receipt.Output{Bytes: c.Total(), SHA256: c.SHA256(), OmittedFrom: from, OmittedBytes: omitted}
+}

@@ -1,0 +1,182 @@
+package nsexec
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+
+	"golang.org/x/sys/unix"
+)
+
+// A dead process's socket still sends what was buffered in it: a server got a request two seconds after its sender had
+// been reaped (facts.md, hole 10). At the boundary, no process of a command is alive and this one has no internet
+// socket, so every one that is left in the network namespace was a command's.
+
+// From linux/sock_diag.h and linux/inet_diag.h, which x/sys/unix does not have.
+const (
+	sockDiagByFamily = 20
+	sockDestroy      = 21
+	diagRequestSize  = 56 // struct inet_diag_req_v2
+	diagIDOffset     = 8  // of its struct inet_diag_sockid
+	diagIDSize       = 48
+	diagMsgIDOffset  = 4 // of the same in struct inet_diag_msg
+	allStates        = 0xffffffff
+	tcpTimeWait      = 6
+)
+
+type diagSocket struct {
+	family, protocol, state uint8
+	id                      [diagIDSize]byte
+}
+
+// DestroySockets destroys the internet sockets of this network namespace. It needs CAP_NET_ADMIN in the namespace's
+// user namespace and CONFIG_INET_DIAG_DESTROY. left counts those that are still there and can still send.
+func DestroySockets() (destroyed, left int, err error) {
+	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.NETLINK_INET_DIAG)
+	if err != nil {
+		return 0, 0, fmt.Errorf("opening a socket-diagnostics socket: %w", err)
+	}
+	defer unix.Close(fd)
+	sockets, err := listSockets(fd)
+	if err != nil || len(sockets) == 0 {
+		return 0, 0, err
+	}
+	var failures []error
+	for _, s := range sockets {
+		switch err := destroySocket(fd, s); {
+		case err == nil:
+			destroyed++
+		case errors.Is(err, unix.ENOENT): // it ended by itself
+		default:
+			failures = append(failures, err)
+		}
+	}
+	after, err := listSockets(fd)
+	if err != nil {
+		return destroyed, len(failures), err
+	}
+	for _, s := range after {
+		if s.state != tcpTimeWait { // holds no data
+			left++
+		}
+	}
+	if left == 0 {
+		return destroyed, 0, nil
+	}
+	return destroyed, left, errors.Join(failures...)
+}
+
+func listSockets(fd int) ([]diagSocket, error) {
+	var all []diagSocket
+	for _, family := range []uint8{unix.AF_INET, unix.AF_INET6} {
+		for _, protocol := range []uint8{unix.IPPROTO_TCP, unix.IPPROTO_UDP} {
+			found, err := dumpSockets(fd, family, protocol)
+			if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EAFNOSUPPORT) {
+				continue // no such family or no diagnostics module for it: nothing of it exists
+			}
+			if err != nil {
+				return nil, err
+			}
+			all = append(all, found...)
+		}
+	}
+	return all, nil
+}
+
+func dumpSockets(fd int, family, protocol uint8) ([]diagSocket, error) {
+	if err := diagSend(fd, sockDiagByFamily, unix.NLM_F_REQUEST|unix.NLM_F_DUMP, diagSocket{family: family, protocol: protocol}); err != nil {
+		return nil, err
+	}
+	var found []diagSocket
+	buf := make([]byte, 32<<10)
+	for {
+		n, err := receive(fd, buf)
+		if err != nil {
+			return nil, err
+		}
+		done, err := eachMessage(buf[:n], func(kind uint16, body []byte) {
+			if kind == sockDiagByFamily && len(body) >= diagMsgIDOffset+diagIDSize {
+				s := diagSocket{family: body[0], protocol: protocol, state: body[1]}
+				copy(s.id[:], body[diagMsgIDOffset:])
+				found = append(found, s)
+			}
+		})
+		if err != nil {
+			return nil, fmt.Errorf("listing sockets: %w", err)
+		}
+		if done {
+			return found, nil
+		}
+	}
+}
+
+func destroySocket(fd int, s diagSocket) error {
+	if err := diagSend(fd, sockDestroy, unix.NLM_F_REQUEST|unix.NLM_F_ACK, s); err != nil {
+		return err
+	}
+	buf := make([]byte, 4096)
+	n, err := receive(fd, buf)
+	if err != nil {
+		return err
+	}
+	if _, err := eachMessage(buf[:n], func(uint16, []byte) {}); err != nil {
+		return fmt.Errorf("destroying a socket (the kernel needs CONFIG_INET_DIAG_DESTROY): %w", err)
+	}
+	return nil
+}
+
+func diagSend(fd int, kind, flags uint16, s diagSocket) error {
+	b := make([]byte, unix.NLMSG_HDRLEN+diagRequestSize)
+	binary.NativeEndian.PutUint32(b, uint32(len(b)))
+	binary.NativeEndian.PutUint16(b[4:], kind)
+	binary.NativeEndian.PutUint16(b[6:], flags)
+	body := b[unix.NLMSG_HDRLEN:]
+	body[0], body[1] = s.family, s.protocol
+	binary.NativeEndian.PutUint32(body[4:], allStates)
+	copy(body[diagIDOffset:], s.id[:])
+	if err := unix.Sendto(fd, b, 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}); err != nil {
+		return fmt.Errorf("asking for socket diagnostics: %w", err)
+	}
+	return nil
+}
+
+func receive(fd int, buf []byte) (int, error) {
+	for {
+		n, _, err := unix.Recvfrom(fd, buf, 0)
+		if err == unix.EINTR {
+			continue
+		}
+		if err != nil {
+			return 0, fmt.Errorf("reading socket diagnostics: %w", err)
+		}
+		return n, nil
+	}
+}
+
+// eachMessage walks the netlink messages of one datagram. An error message with a number other than 0 is the error.
+func eachMessage(b []byte, f func(kind uint16, body []byte)) (done bool, err error) {
+	for len(b) >= unix.NLMSG_HDRLEN {
+		size := int(binary.NativeEndian.Uint32(b))
+		kind := binary.NativeEndian.Uint16(b[4:])
+		if size < unix.NLMSG_HDRLEN || size > len(b) {
+			return false, fmt.Errorf("a netlink message says it has %d bytes of %d", size, len(b))
+		}
+		body := b[unix.NLMSG_HDRLEN:size]
+		switch kind {
+		case unix.NLMSG_DONE:
+			return true, nil
+		case unix.NLMSG_ERROR:
+			if len(body) < 4 {
+				return false, errors.New("a netlink error without a number")
+			}
+			if errno := -int32(binary.NativeEndian.Uint32(body)); errno != 0 {
+				return false, unix.Errno(errno)
+			}
+			return true, nil
+		default:
+			f(kind, body)
+		}
+		b = b[min((size+unix.NLMSG_ALIGNTO-1)&^(unix.NLMSG_ALIGNTO-1), len(b)):]
+	}
+	return false, nil
+}
