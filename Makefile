@@ -33,7 +33,7 @@ bin/sandbox-agent: FORCE
 
 # What runs inside a sandbox is static and small.
 bin/receiptd bin/pid1: FORCE
-	CGO_ENABLED=0 go build -trimpath -ldflags "-s -w" -o $@ ./cmd/$(@F)
+	CGO_ENABLED=0 go build -trimpath -ldflags "-s -w -X main.version=$(VERSION)" -o $@ ./cmd/$(@F)
 
 demo: build ## run through it on a real repository: make demo [REPO=/path/to/a/clone]
 	@scripts/need-root.sh "make demo"
