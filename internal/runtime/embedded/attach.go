@@ -1,0 +1,265 @@
+package embedded
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	goruntime "runtime"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sandbox-agent/sandbox-agent/internal/runtime"
+	"github.com/sandbox-agent/sandbox-agent/pkg/mounts"
+)
+
+// attachment is a detached mount and where it goes.
+type attachment struct {
+	target string
+	tree   *os.File
+}
+
+// bindMounts are all bind mounts of a sandbox, cloned and ready before its container exists.
+type bindMounts struct {
+	root      []attachment // root file system, then receiptd's own folders
+	workspace *mounts.Detached
+	// ownership tells how files of the worktree get their owner inside.
+	ownership mounts.Ownership
+	inTmpfs   []string // mount points that have to be made in /tmp or HOME
+}
+
+func (b *bindMounts) Close() {
+	for _, a := range b.root {
+		a.tree.Close()
+	}
+	b.root = nil
+	if b.workspace != nil {
+		b.workspace.Close()
+	}
+}
+
+// prepareMounts clones every bind mount. Whatever can fail for a reason of the host fails here.
+func prepareMounts(spec runtime.Spec, s skeleton, source string) (_ *bindMounts, err error) {
+	b := &bindMounts{}
+	defer func() {
+		if err != nil {
+			b.Close()
+		}
+	}()
+	if err := b.cloneRoot(s, source); err != nil {
+		return nil, err
+	}
+	if err := b.cloneInternal(spec); err != nil {
+		return nil, err
+	}
+	if err := b.cloneWorkspace(spec); err != nil {
+		return nil, err
+	}
+	for _, p := range spec.Workspace.Roots() {
+		if underTmpfs(p) {
+			b.inTmpfs = append(b.inTmpfs, p)
+		}
+	}
+	return b, nil
+}
+
+// cloneRoot clones the binds of the root file system: read-only, with what is mounted below them.
+func (b *bindMounts) cloneRoot(s skeleton, source string) error {
+	for _, bd := range s.binds {
+		if err := b.clone(filepath.Join(source, bd.path), bd.path, mounts.Attr{ReadOnly: true, Recursive: true}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// clone opens a host path and clones its mount.
+func (b *bindMounts) clone(source, target string, a mounts.Attr) error {
+	f, err := mounts.OpenSource(source)
+	if err != nil {
+		return fmt.Errorf("opening %s for a sandbox: %w", source, err)
+	}
+	defer f.Close()
+	tree, err := mounts.Clone(f, a)
+	if err != nil {
+		return fmt.Errorf("cloning the mount of %s for a sandbox: %w", source, err)
+	}
+	b.root = append(b.root, attachment{target, tree})
+	return nil
+}
+
+// cloneInternal clones the folder that only receiptd sees. On disk all of it belongs to root, so that nothing of an
+// ended sandbox ever belongs to the next user of its ids; inside, to receiptd. Where the state folder's file
+// system can't map ids, it is given to receiptd's host uid.
+func (b *bindMounts) cloneInternal(spec runtime.Spec) error {
+	ns, err := mounts.UserNamespace(mounts.Mapping{HostUID: spec.IDs.HostBase, HostGID: spec.IDs.HostBase})
+	if err != nil {
+		return err
+	}
+	defer ns.Close()
+	before := len(b.root)
+	err = b.internalMounts(spec, ns)
+	if !errors.Is(err, mounts.ErrNoIdmap) {
+		return err
+	}
+	for _, a := range b.root[before:] {
+		a.tree.Close()
+	}
+	b.root = b.root[:before]
+	for _, dir := range []string{internalDir(spec.Dir), controlDir(spec.Dir), spec.ReceiptsDir} {
+		if err := os.Lchown(dir, int(spec.IDs.HostBase), int(spec.IDs.HostBase)); err != nil {
+			return fmt.Errorf("giving a folder to receiptd: %w", err)
+		}
+	}
+	return b.internalMounts(spec, nil)
+}
+
+func (b *bindMounts) internalMounts(spec runtime.Spec, idmap *os.File) error {
+	for _, m := range []struct {
+		source, target string
+		attr           mounts.Attr
+	}{
+		{internalDir(spec.Dir), runtime.InternalDir, mounts.Attr{ReadOnly: true, NoExec: true, Idmap: idmap}},
+		{spec.ReceiptsDir, runtime.ReceiptsPath, mounts.Attr{NoExec: true, Idmap: idmap}},
+		{controlDir(spec.Dir), runtime.ControlPath, mounts.Attr{NoExec: true, Idmap: idmap}},
+		{spec.Receiptd, runtime.BinPath + "/receiptd", mounts.Attr{ReadOnly: true}},
+		{spec.Pid1, runtime.BinPath + "/pid1", mounts.Attr{ReadOnly: true}},
+	} {
+		if err := b.clone(m.source, m.target, m.attr); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// cloneWorkspace clones the workspace's mounts, idmapped if all its file systems can do that.
+func (b *bindMounts) cloneWorkspace(spec runtime.Spec) error {
+	opened, err := mounts.Open(spec.Workspace)
+	if err != nil {
+		return err
+	}
+	defer opened.Close()
+	if spec.IDs.CommandHostUID == 0 {
+		err := b.cloneIdmapped(opened, spec)
+		if !errors.Is(err, mounts.ErrNoIdmap) {
+			b.ownership.Idmap = true
+			return err
+		}
+	}
+	if b.ownership, err = mounts.DecideOwnership(spec.Workspace, false); err != nil {
+		return err
+	}
+	b.workspace, err = opened.Clone(nil)
+	return err
+}
+
+func (b *bindMounts) cloneIdmapped(opened *mounts.Opened, spec runtime.Spec) error {
+	ns, err := mounts.UserNamespace(mounts.Mapping{
+		DiskUID: spec.Workspace.OwnerUID, HostUID: spec.IDs.HostBase + spec.IDs.CommandUID,
+		DiskGID: spec.Workspace.OwnerGID, HostGID: spec.IDs.HostBase + spec.IDs.CommandGID,
+	})
+	if err != nil {
+		return err
+	}
+	defer ns.Close()
+	b.workspace, err = opened.Clone(ns)
+	return err
+}
+
+// attach puts the mounts into the mount namespace of the container's init, which waits in libcontainer's hook with
+// its own file systems mounted and the host's root still its own.
+func (b *bindMounts) attach(initPid int, rootfs string) error {
+	result := make(chan error, 1)
+	go func() {
+		// Never unlocked: this thread's mount namespace is the container's, and it ends with the goroutine.
+		goruntime.LockOSThread()
+		result <- b.attachHere(initPid, rootfs)
+	}()
+	return <-result
+}
+
+func (b *bindMounts) attachHere(initPid int, rootfs string) error {
+	if err := enterMountNamespace(initPid); err != nil {
+		return err
+	}
+	root, err := mounts.OpenSource(rootfs)
+	if err != nil {
+		return fmt.Errorf("opening the container's root: %w", err)
+	}
+	defer root.Close()
+	for _, a := range b.root {
+		if err := attachOne(root, a); err != nil {
+			return err
+		}
+	}
+	for _, p := range b.inTmpfs {
+		if err := mkdirBeneath(root, p); err != nil {
+			return err
+		}
+	}
+	if b.workspace != nil {
+		if _, err := b.workspace.Attach(root); err != nil {
+			return err
+		}
+	}
+	for _, d := range deviceNodes {
+		if err := setAttr(root, d.path, mounts.Attr{NoExec: true, Devices: true}); err != nil {
+			return err
+		}
+	}
+	return mounts.SetAttr(root, mounts.Attr{ReadOnly: true})
+}
+
+func enterMountNamespace(pid int) error {
+	ns, err := os.Open(fmt.Sprintf("/proc/%d/ns/mnt", pid))
+	if err != nil {
+		return fmt.Errorf("opening the container's mount namespace: %w", err)
+	}
+	defer ns.Close()
+	// A thread that shares its root and working directory with others can't change its mount namespace (setns(2)).
+	if err := unix.Unshare(unix.CLONE_FS); err != nil {
+		return fmt.Errorf("entering the container's mount namespace: %w", os.NewSyscallError("unshare", err))
+	}
+	if err := unix.Setns(int(ns.Fd()), unix.CLONE_NEWNS); err != nil {
+		return fmt.Errorf("entering the container's mount namespace: %w", os.NewSyscallError("setns", err))
+	}
+	return nil
+}
+
+func attachOne(root *os.File, a attachment) error {
+	target, err := mounts.OpenBeneath(root, a.target)
+	if err != nil {
+		return fmt.Errorf("opening the mount target %s: %w", a.target, err)
+	}
+	defer target.Close()
+	return mounts.Attach(a.tree, target)
+}
+
+func setAttr(root *os.File, path string, a mounts.Attr) error {
+	f, err := mounts.OpenBeneath(root, path)
+	if err != nil {
+		return fmt.Errorf("opening %s of the container: %w", path, err)
+	}
+	defer f.Close()
+	return mounts.SetAttr(f, a)
+}
+
+// mkdirBeneath makes a folder and its parents below root, in one of the container's own tmpfs. Nothing of the host is
+// mounted there yet.
+func mkdirBeneath(root *os.File, path string) error {
+	at := ""
+	for _, part := range strings.Split(strings.Trim(path, "/"), "/") {
+		parent, err := mounts.OpenBeneath(root, at)
+		if err != nil {
+			return fmt.Errorf("making the mount point %s: %w", path, err)
+		}
+		err = unix.Mkdirat(int(parent.Fd()), part, 0o755)
+		parent.Close()
+		if err != nil && !errors.Is(err, unix.EEXIST) {
+			return fmt.Errorf("making the mount point %s: %w", path, os.NewSyscallError("mkdirat", err))
+		}
+		at += "/" + part
+	}
+	return nil
+}

@@ -1,0 +1,192 @@
+package embedded
+
+import (
+	"fmt"
+	"path/filepath"
+	"slices"
+	"sort"
+	"strconv"
+	"strings"
+
+	"github.com/sandbox-agent/sandbox-agent/internal/runtime"
+)
+
+// Names below a sandbox's cgroup: where receiptd and the pid1s are, and where commands take turns.
+const initCgroup = "init"
+
+var slotNames = []string{"c0", "c1"}
+
+// pidsForReceiptd is how many processes and threads beyond the command's a whole sandbox may have: receiptd, two
+// pid1s, and room for their Go runtimes.
+const pidsForReceiptd = 512
+
+// cpuPeriod is the period of CPU quotas, microseconds (the kernel's default).
+const cpuPeriod = 100000
+
+// hierarchy is one mounted cgroup hierarchy.
+type hierarchy struct {
+	mount       string
+	controllers []string // of v1, sorted; of v2, cgroup.controllers of its root
+	v2          bool
+}
+
+// path is a cgroup's folder in the hierarchy.
+func (h hierarchy) path(cgroup string) string { return h.mount + cgroup }
+
+func (h hierarchy) has(controller string) bool { return slices.Contains(h.controllers, controller) }
+
+// parseHierarchies finds the cgroup hierarchies in a mountinfo (proc_pid_mountinfo(5)). v2 gives the controllers of a
+// v2 mount. A hierarchy that is mounted more than once counts once; controllers that are mounted together are one.
+func parseHierarchies(mountinfo string, v2 func(mount string) []string) []hierarchy {
+	var out []hierarchy
+	seen := map[string]bool{}
+	for _, line := range strings.Split(mountinfo, "\n") {
+		before, after, ok := strings.Cut(line, " - ")
+		f, g := strings.Fields(before), strings.Fields(after)
+		if !ok || len(f) < 5 || len(g) < 3 || seen[f[2]] {
+			continue
+		}
+		h := hierarchy{mount: unescape(f[4])}
+		switch g[0] {
+		case "cgroup":
+			h.controllers = v1Controllers(g[2])
+		case "cgroup2":
+			h.v2, h.controllers = true, v2(h.mount)
+		default:
+			continue
+		}
+		seen[f[2]] = true
+		out = append(out, h)
+	}
+	return out
+}
+
+// v1Controllers picks the controllers out of super options such as "rw,cpu,cpuacct".
+func v1Controllers(options string) []string {
+	var out []string
+	for _, o := range strings.Split(options, ",") {
+		switch o {
+		case "rw", "ro", "xattr", "clone_children", "noprefix", "cpuset_v2_mode", "favordynmods":
+			continue
+		}
+		if !strings.HasPrefix(o, "release_agent=") {
+			out = append(out, o)
+		}
+	}
+	sort.Strings(out)
+	return out
+}
+
+// unescape turns the octal escapes of mountinfo back (proc_pid_mountinfo(5): space, tab, newline, backslash).
+func unescape(s string) string {
+	return strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\134`, `\`).Replace(s)
+}
+
+// slotHierarchies picks the hierarchies in which commands get a cgroup of their own: that of pids always, because it
+// also says when a slot is empty, and those of the limits asked for.
+func slotHierarchies(all []hierarchy, r runtime.Resources) ([]hierarchy, error) {
+	need := []string{"pids", "memory"}
+	if r.CPUs > 0 {
+		need = append(need, "cpu")
+	}
+	var out []hierarchy
+	for _, c := range need {
+		i := slices.IndexFunc(all, func(h hierarchy) bool { return h.has(c) })
+		if i < 0 {
+			return nil, fmt.Errorf("%w: the cgroup controller %q is not there: %s", runtime.ErrUnavailable, c, controllerRemedy(c))
+		}
+		if !slices.ContainsFunc(out, func(h hierarchy) bool { return h.mount == all[i].mount }) {
+			out = append(out, all[i])
+		}
+	}
+	return out, nil
+}
+
+func controllerRemedy(c string) string {
+	if c == "memory" {
+		return "boot with cgroup_enable=memory, or mount it (kernel option CONFIG_MEMCG)"
+	}
+	return "mount it at /sys/fs/cgroup (kernel option CONFIG_CGROUP_" + strings.ToUpper(c) + ")"
+}
+
+// setting is one value written into one cgroup file. Optional ones may be missing on this kernel.
+type setting struct {
+	file, value string
+	optional    bool
+}
+
+// slotSettings are the limits of a command in one hierarchy.
+func slotSettings(h hierarchy, r runtime.Resources) []setting {
+	var out []setting
+	if r.Pids > 0 && h.has("pids") {
+		out = append(out, setting{file: "pids.max", value: strconv.FormatInt(r.Pids, 10)})
+	}
+	if r.MemoryBytes > 0 && h.has("memory") {
+		v := strconv.FormatInt(r.MemoryBytes, 10)
+		if h.v2 {
+			out = append(out, setting{file: "memory.max", value: v}, setting{file: "memory.swap.max", value: "0", optional: true})
+		} else {
+			// The sum of memory and swap can't be below the memory limit: that one first.
+			out = append(out, setting{file: "memory.limit_in_bytes", value: v}, setting{file: "memory.memsw.limit_in_bytes", value: v, optional: true})
+		}
+	}
+	if r.CPUs > 0 && h.has("cpu") {
+		quota := strconv.FormatInt(max(int64(r.CPUs*cpuPeriod), 1000), 10) // the kernel's least: 1 ms
+		if h.v2 {
+			out = append(out, setting{file: "cpu.max", value: quota + " " + strconv.Itoa(cpuPeriod)})
+		} else {
+			out = append(out, setting{file: "cpu.cfs_period_us", value: strconv.Itoa(cpuPeriod)}, setting{file: "cpu.cfs_quota_us", value: quota})
+		}
+	}
+	return out
+}
+
+// sandboxSettings are the limits of a whole sandbox in one hierarchy: only a bound that receiptd never meets.
+func sandboxSettings(h hierarchy, r runtime.Resources) []setting {
+	if r.Pids > 0 && h.has("pids") {
+		return []setting{{file: "pids.max", value: strconv.FormatInt(r.Pids+pidsForReceiptd, 10)}}
+	}
+	return nil
+}
+
+// slotFile is one descriptor that receiptd gets of a slot.
+type slotFile struct {
+	path  string
+	write bool
+	read  bool
+	role  role
+}
+
+type role int
+
+const (
+	roleJoin role = iota
+	roleProcs
+	roleOOM
+	rolePeak
+)
+
+// slotFiles are the files of one slot that receiptd is handed, in the order of their descriptors. optional ones may
+// not exist on this kernel (memory.peak: Linux 5.19).
+func slotFiles(hs []hierarchy, cgroup string) []slotFile {
+	var out []slotFile
+	for _, h := range hs {
+		out = append(out, slotFile{path: filepath.Join(h.path(cgroup), "cgroup.procs"), write: true, role: roleJoin})
+	}
+	for _, h := range hs {
+		dir := h.path(cgroup)
+		if h.has("pids") {
+			out = append(out, slotFile{path: filepath.Join(dir, "cgroup.procs"), read: true, role: roleProcs})
+		}
+		if h.has("memory") {
+			oom, peak := "memory.oom_control", "memory.max_usage_in_bytes"
+			if h.v2 {
+				oom, peak = "memory.events", "memory.peak"
+			}
+			out = append(out,
+				slotFile{path: filepath.Join(dir, oom), read: true, role: roleOOM},
+				slotFile{path: filepath.Join(dir, peak), read: true, write: true, role: rolePeak})
+		}
+	}
+	return out
+}

@@ -1,0 +1,110 @@
+package embedded
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"google.golang.org/protobuf/encoding/protojson"
+
+	receiptdv1 "github.com/sandbox-agent/sandbox-agent/api/receiptd/v1"
+	"github.com/sandbox-agent/sandbox-agent/internal/runtime"
+)
+
+// record is what the runtime keeps of one sandbox, from before anything of it exists until all of it is gone. It is
+// not synced: after a reboot there is nothing left to find, and a restarted agent reads it from the page cache.
+type record struct {
+	Identity runtime.Identity `json:"identity"`
+	// Cgroup is the sandbox's cgroup path, the same in every hierarchy.
+	Cgroup string          `json:"cgroup"`
+	View   json.RawMessage `json:"view,omitempty"`
+}
+
+func (r *Runtime) recordPath(id string) string {
+	return filepath.Join(r.opts.StateDir, "records", id+".json")
+}
+
+func (r *Runtime) writeRecord(rec record) error {
+	b, err := json.Marshal(rec)
+	if err != nil {
+		return fmt.Errorf("writing the record of sandbox %s: %w", rec.Identity.SandboxID, err)
+	}
+	path := r.recordPath(rec.Identity.SandboxID)
+	if err := os.WriteFile(path+"~", b, 0o600); err != nil {
+		return fmt.Errorf("writing the record of sandbox %s: %w", rec.Identity.SandboxID, err)
+	}
+	if err := os.Rename(path+"~", path); err != nil {
+		return fmt.Errorf("writing the record of sandbox %s: %w", rec.Identity.SandboxID, err)
+	}
+	return nil
+}
+
+// readRecord wraps os.ErrNotExist when there is none.
+func (r *Runtime) readRecord(id string) (record, error) {
+	var rec record
+	b, err := os.ReadFile(r.recordPath(id))
+	if err != nil {
+		return rec, fmt.Errorf("reading the record of sandbox %s: %w", id, err)
+	}
+	if err := json.Unmarshal(b, &rec); err != nil {
+		return rec, fmt.Errorf("reading the record of sandbox %s: %w", id, err)
+	}
+	return rec, nil
+}
+
+func (rec record) view() (*receiptdv1.View, error) {
+	v := &receiptdv1.View{}
+	if err := protojson.Unmarshal(rec.View, v); err != nil {
+		return nil, fmt.Errorf("reading the view of sandbox %s: %w", rec.Identity.SandboxID, err)
+	}
+	return v, nil
+}
+
+// checkSandboxID keeps an id from being a path.
+func checkSandboxID(id string) error {
+	if id == "" || len(id) > 64 || strings.Trim(id, "abcdefghijklmnopqrstuvwxyz0123456789-") != "" {
+		return fmt.Errorf("sandbox id %q: only a-z, 0-9 and - are allowed, 1 to 64 of them", id)
+	}
+	return nil
+}
+
+// bootID is this boot of the node (random(4)).
+func bootID() (string, error) {
+	b, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	if err != nil {
+		return "", fmt.Errorf("reading the boot id: %w", err)
+	}
+	return strings.TrimSpace(string(b)), nil
+}
+
+// procStat is what identifies a process: field 22 of /proc/PID/stat, and its state (field 3). os.ErrNotExist: no such
+// process.
+func procStat(pid int) (startTime uint64, state byte, err error) {
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return 0, 0, err
+	}
+	return parseStat(string(b))
+}
+
+// parseStat reads a /proc/PID/stat. The second field is a name that may hold blanks and parentheses: what counts
+// begins after the last one (proc_pid_stat(5)).
+func parseStat(stat string) (startTime uint64, state byte, err error) {
+	i := strings.LastIndexByte(stat, ')')
+	if i < 0 {
+		return 0, 0, errors.New("parsing a /proc/PID/stat: no name in it")
+	}
+	f := strings.Fields(stat[i+1:])
+	if len(f) < 20 || len(f[0]) != 1 {
+		return 0, 0, errors.New("parsing a /proc/PID/stat: too few fields")
+	}
+	startTime, err = strconv.ParseUint(f[19], 10, 64)
+	if err != nil {
+		return 0, 0, fmt.Errorf("parsing a /proc/PID/stat: %w", err)
+	}
+	return startTime, f[0][0], nil
+}

@@ -1,0 +1,233 @@
+package embedded
+
+import (
+	"fmt"
+	"path"
+	"sort"
+	"strings"
+
+	"github.com/sandbox-agent/sandbox-agent/internal/runtime"
+)
+
+// entryKind is what an entry of the root file system's source is.
+type entryKind int
+
+const (
+	kindDir entryKind = iota
+	kindFile
+	kindSymlink
+)
+
+// entry is one name in a folder of the root file system's source.
+type entry struct {
+	name   string
+	kind   entryKind
+	target string // of a symlink
+}
+
+// lister gives the entries of a folder of the source; none where there is no such folder.
+type lister func(dir string) []entry
+
+// bind is a read-only bind mount of the same path of the source.
+type bind struct {
+	path string
+	file bool
+}
+
+// file is a file that the skeleton has of its own. Empty ones are mount points.
+type file struct {
+	path    string
+	content string
+}
+
+// skeleton is the container's root folder: what is made on disk, and what is bound over it. Parents come first.
+type skeleton struct {
+	dirs     []string
+	symlinks map[string]string
+	files    []file
+	binds    []bind
+	// shadowed are folders of the source that the required mount points cover.
+	shadowed []string
+}
+
+// Folders that are mounted, whatever the source has there.
+var mountPoints = []string{"/proc", "/dev", "/tmp", runtime.HomePath, runtime.InternalDir}
+
+// never are top-level folders of a source that don't come in: kernel file systems, and what is the node's own.
+var never = map[string]bool{"proc": true, "sys": true, "dev": true, "tmp": true, "run": true, "lost+found": true, ".sandbox": true}
+
+// hostTop are the node's top-level entries that come in when it lends its own root file system. No /home, /root, /srv,
+// /var: those hold data.
+var hostTop = []string{"bin", "lib", "lib32", "lib64", "libx32", "opt", "sbin", "usr"}
+
+// hostEtc are the entries of the node's /etc that programs need and that hold no secret and no identity of the node;
+// a trailing * stands for any rest of the name.
+var hostEtc = []string{
+	"alternatives", "ca-certificates", "ca-certificates.conf", "crypto-policies", "debian_version", "fonts", "java-*",
+	"ld.so.cache", "ld.so.conf", "ld.so.conf.d", "localtime", "magic", "magic.mime", "maven", "mime.types", "os-release",
+	"perl", "pki/ca-trust", "pki/java", "pki/tls", "protocols", "python3*", "redhat-release", "rpc", "services", "ssl/certs", "ssl/openssl.cnf",
+	"terminfo", "timezone", "xml",
+}
+
+// own are the files of /etc that every sandbox has of its own: who there is inside, and no name service.
+func own(ids runtime.IDs) []file {
+	return []file{
+		{"/etc/group", fmt.Sprintf("root:x:0:\nsandbox:x:%d:\nnogroup:x:65534:\n", ids.CommandGID)},
+		{"/etc/hostname", hostname + "\n"},
+		{"/etc/hosts", "127.0.0.1\tlocalhost " + hostname + "\n::1\tlocalhost ip6-localhost ip6-loopback\n"},
+		{"/etc/nsswitch.conf", "passwd: files\ngroup: files\nshadow: files\nhosts: files dns\nservices: files\nprotocols: files\n"},
+		{"/etc/passwd", fmt.Sprintf("root:x:0:0:root:/:/usr/sbin/nologin\nsandbox:x:%d:%d:sandbox:%s:/bin/bash\nnobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin\n",
+			ids.CommandUID, ids.CommandGID, runtime.HomePath)},
+		{"/etc/resolv.conf", ""},
+	}
+}
+
+// hostSkeleton is the root file system made of the node's own.
+func hostSkeleton(list lister, required []string, ids runtime.IDs) skeleton {
+	b := newBuilder(list, required, ids)
+	for _, e := range list("/") {
+		if contains(hostTop, e.name) {
+			b.add("/"+e.name, e)
+		}
+	}
+	for _, pattern := range hostEtc {
+		dir, name := path.Split(path.Join("/etc", pattern))
+		for _, e := range list(path.Clean(dir)) {
+			if matches(name, e.name) {
+				b.add(path.Join(dir, e.name), e)
+			}
+		}
+	}
+	return b.finish()
+}
+
+// imageSkeleton is the root file system made of a folder.
+func imageSkeleton(list lister, required []string, ids runtime.IDs) skeleton {
+	b := newBuilder(list, required, ids)
+	for _, e := range list("/") {
+		if !never[e.name] {
+			b.add("/"+e.name, e)
+		}
+	}
+	return b.finish()
+}
+
+// builder collects a skeleton. A folder of the source is bound whole, unless something of the sandbox's own has to
+// lie in it: then it becomes a folder of the skeleton and its entries are treated one by one. Nothing is ever made
+// in a source.
+type builder struct {
+	list  lister
+	inner []string // what must exist in the skeleton: mount points and own files
+	stops map[string]bool
+	owns  []file
+	s     skeleton
+	dirs  map[string]bool
+}
+
+func newBuilder(list lister, required []string, ids runtime.IDs) *builder {
+	b := &builder{list: list, owns: own(ids), stops: map[string]bool{}, dirs: map[string]bool{"/": true}}
+	b.s.symlinks = map[string]string{}
+	b.inner = append(append(b.inner, mountPoints...), required...)
+	for _, p := range b.inner {
+		b.stops[p] = true
+	}
+	for _, f := range b.owns {
+		b.inner = append(b.inner, f.path)
+		b.stops[f.path] = true
+	}
+	return b
+}
+
+func (b *builder) add(p string, e entry) {
+	if b.stops[p] {
+		if e.kind == kindDir && len(b.list(p)) > 0 {
+			b.s.shadowed = append(b.s.shadowed, p)
+		}
+		return
+	}
+	switch {
+	case b.holdsInner(p):
+		// Also where the source has a symlink or a file: the sandbox's own path must be a real folder.
+		b.dir(p)
+		if e.kind == kindDir {
+			for _, sub := range b.list(p) {
+				b.add(path.Join(p, sub.name), sub)
+			}
+		}
+	case e.kind == kindSymlink:
+		b.dir(path.Dir(p))
+		b.s.symlinks[p] = e.target
+	default:
+		b.dir(path.Dir(p))
+		b.s.binds = append(b.s.binds, bind{path: p, file: e.kind == kindFile})
+	}
+}
+
+func (b *builder) holdsInner(p string) bool {
+	for _, in := range b.inner {
+		if strings.HasPrefix(in, p+"/") {
+			return true
+		}
+	}
+	return false
+}
+
+func (b *builder) dir(p string) {
+	if b.dirs[p] {
+		return
+	}
+	b.dir(path.Dir(p))
+	b.dirs[p] = true
+	b.s.dirs = append(b.s.dirs, p)
+}
+
+func (b *builder) finish() skeleton {
+	for _, bd := range b.s.binds {
+		if bd.file {
+			b.s.files = append(b.s.files, file{path: bd.path})
+		} else {
+			b.dir(bd.path)
+		}
+	}
+	for _, f := range b.owns {
+		b.dir(path.Dir(f.path))
+		b.s.files = append(b.s.files, f)
+	}
+	for _, p := range b.inner {
+		if !b.isOwn(p) && !underTmpfs(p) {
+			b.dir(p)
+		}
+	}
+	sort.Strings(b.s.shadowed)
+	return b.s
+}
+
+func (b *builder) isOwn(p string) bool {
+	for _, f := range b.owns {
+		if f.path == p {
+			return true
+		}
+	}
+	return false
+}
+
+// underTmpfs says whether a mount point lies in /tmp or HOME: it is made there once they are mounted.
+func underTmpfs(p string) bool {
+	return strings.HasPrefix(p, "/tmp/") || strings.HasPrefix(p, runtime.HomePath+"/")
+}
+
+func contains(list []string, s string) bool {
+	for _, x := range list {
+		if x == s {
+			return true
+		}
+	}
+	return false
+}
+
+func matches(pattern, name string) bool {
+	if rest, ok := strings.CutSuffix(pattern, "*"); ok {
+		return strings.HasPrefix(name, rest)
+	}
+	return pattern == name
+}

@@ -1,0 +1,448 @@
+package embedded
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/opencontainers/runc/libcontainer"
+	"github.com/opencontainers/runtime-spec/specs-go"
+	"github.com/sirupsen/logrus"
+	"google.golang.org/protobuf/encoding/protojson"
+
+	receiptdv1 "github.com/sandbox-agent/sandbox-agent/api/receiptd/v1"
+	"github.com/sandbox-agent/sandbox-agent/internal/runtime"
+)
+
+// Name is how configuration and records call this runtime.
+const Name = "embedded"
+
+// Options configure the runtime.
+type Options struct {
+	// StateDir is an existing folder for the runtime's own records; it and its parents must be traversable by everyone
+	// (0711). It must not contain the agent's own program: libcontainer then copies that into memory at every start.
+	StateDir string
+	// CgroupParent is the cgroup below which sandboxes live in every hierarchy; "/sandbox-agent" by default. It is not
+	// the agent's own cgroup, so that sandboxes outlive the agent's unit.
+	CgroupParent string
+	Log          *slog.Logger
+}
+
+// Runtime hosts sandboxes with libcontainer.
+type Runtime struct {
+	opts Options
+	log  *slog.Logger
+}
+
+var _ runtime.Runtime = (*Runtime)(nil)
+
+// New makes the runtime. It starts nothing and looks at nothing that is already there.
+func New(opts Options) (*Runtime, error) {
+	if !filepath.IsAbs(opts.StateDir) {
+		return nil, fmt.Errorf("embedded runtime: the state folder %q is not an absolute path", opts.StateDir)
+	}
+	if opts.CgroupParent == "" {
+		opts.CgroupParent = "/sandbox-agent"
+	}
+	if !filepath.IsAbs(opts.CgroupParent) || filepath.Clean(opts.CgroupParent) != opts.CgroupParent || opts.CgroupParent == "/" {
+		return nil, fmt.Errorf("embedded runtime: the cgroup parent %q is not a clean absolute path below the root", opts.CgroupParent)
+	}
+	if opts.Log == nil {
+		opts.Log = slog.New(slog.DiscardHandler)
+	}
+	r := &Runtime{opts: opts, log: opts.Log}
+	for _, dir := range []string{filepath.Join(opts.StateDir, "records"), r.containersDir()} {
+		if err := os.Mkdir(dir, 0o711); err != nil && !errors.Is(err, os.ErrExist) {
+			return nil, fmt.Errorf("embedded runtime: making its state folder: %w", err)
+		}
+	}
+	forwardLogs(opts.Log)
+	return r, nil
+}
+
+// Name answers "embedded".
+func (r *Runtime) Name() string { return Name }
+
+func (r *Runtime) containersDir() string { return filepath.Join(r.opts.StateDir, "containers") }
+
+func (r *Runtime) cgroup(id string) string { return r.opts.CgroupParent + "/" + id }
+
+// Where things are in a sandbox's own folder.
+func rootfsDir(dir string) string   { return filepath.Join(dir, "rootfs") }
+func internalDir(dir string) string { return filepath.Join(dir, "internal") }
+func controlDir(dir string) string  { return filepath.Join(dir, "control") }
+func logPath(dir string) string     { return filepath.Join(dir, "receiptd.log") }
+
+// Create starts a sandbox; see runtime.Runtime.
+func (r *Runtime) Create(ctx context.Context, spec runtime.Spec) (runtime.Sandbox, error) {
+	if err := checkSpec(spec); err != nil {
+		return nil, err
+	}
+	if _, err := r.readRecord(spec.SandboxID); !errors.Is(err, os.ErrNotExist) {
+		return nil, fmt.Errorf("starting sandbox %s: %w: there is one with this id", spec.SandboxID, os.ErrExist)
+	}
+	s, err := r.create(ctx, spec)
+	if err == nil {
+		return s, nil
+	}
+	err = fmt.Errorf("starting sandbox %s: %w", spec.SandboxID, err)
+	clean, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupTime)
+	defer cancel()
+	if _, cleanErr := r.Remove(clean, runtime.Identity{SandboxID: spec.SandboxID, Dir: spec.Dir}); cleanErr != nil {
+		err = errors.Join(err, cleanErr)
+	}
+	return nil, err
+}
+
+// cleanupTime bounds how long a failed start waits for its own remains to go.
+const cleanupTime = 10 * time.Second
+
+func checkSpec(spec runtime.Spec) error {
+	if err := checkSandboxID(spec.SandboxID); err != nil {
+		return err
+	}
+	if err := checkIDs(spec.IDs); err != nil {
+		return fmt.Errorf("starting sandbox %s: %w", spec.SandboxID, err)
+	}
+	if spec.Network != "none" {
+		return fmt.Errorf("starting sandbox %s: %w: the embedded runtime has the network mode \"none\" only, not %q",
+			spec.SandboxID, runtime.ErrUnavailable, spec.Network)
+	}
+	for name, path := range map[string]string{"folder": spec.Dir, "receipts folder": spec.ReceiptsDir, "receiptd": spec.Receiptd, "pid1": spec.Pid1} {
+		if !filepath.IsAbs(path) {
+			return fmt.Errorf("starting sandbox %s: %w: the path of its %s, %q, is not absolute", spec.SandboxID, runtime.ErrUnavailable, name, path)
+		}
+	}
+	return nil
+}
+
+// start is everything of one start that has to be let go of, whatever comes of it.
+type start struct {
+	spec   runtime.Spec
+	cgroup string
+	mounts *bindMounts
+	slots  *slots
+}
+
+func (s *start) Close() {
+	if s.mounts != nil {
+		s.mounts.Close()
+	}
+	if s.slots != nil {
+		s.slots.Close()
+	}
+}
+
+func (r *Runtime) create(ctx context.Context, spec runtime.Spec) (*Sandbox, error) {
+	all, err := hierarchies()
+	if err != nil {
+		return nil, err
+	}
+	boot, err := bootID()
+	if err != nil {
+		return nil, err
+	}
+	rec := record{Cgroup: r.cgroup(spec.SandboxID), Identity: runtime.Identity{
+		Runtime: Name, SandboxID: spec.SandboxID, ContainerID: spec.SandboxID, BootID: boot, Dir: spec.Dir,
+		Cgroups: treeOf(all, r.cgroup(spec.SandboxID)).dirs,
+	}}
+	if err := r.writeRecord(rec); err != nil {
+		return nil, err
+	}
+	st := &start{spec: spec, cgroup: rec.Cgroup}
+	defer st.Close()
+	if err := st.prepare(all); err != nil {
+		return nil, err
+	}
+	return r.run(ctx, st, rec)
+}
+
+// prepare makes everything that a container needs, in parallel: the skeleton and the mounts on one side, the
+// cgroups on the other, and the first cgroup migration of a while, which waits for an RCU grace period (about 16 ms).
+func (s *start) prepare(all []hierarchy) error {
+	go warmMigration(all)
+	var wg sync.WaitGroup
+	var mountErr, cgroupErr error
+	wg.Go(func() { mountErr = s.prepareRoot() })
+	wg.Go(func() {
+		var hs []hierarchy
+		if hs, cgroupErr = slotHierarchies(all, s.spec.Resources); cgroupErr == nil {
+			s.slots, cgroupErr = makeSlots(hs, s.cgroup, s.spec.Resources)
+		}
+	})
+	wg.Wait()
+	return errors.Join(mountErr, cgroupErr)
+}
+
+func (s *start) prepareRoot() error {
+	spec := s.spec
+	sk, source, err := planRoot(spec)
+	if err != nil {
+		return err
+	}
+	if err := makeDirs(spec, sk); err != nil {
+		return err
+	}
+	if s.mounts, err = prepareMounts(spec, sk, source); err != nil {
+		return err
+	}
+	s.spec.IDs.CommandHostUID, s.spec.IDs.CommandHostGID = s.mounts.ownership.CommandHostUID, s.mounts.ownership.CommandHostGID
+	return nil
+}
+
+// makeDirs makes the sandbox's folder. Container root is not root on the host: it has to traverse to its root file
+// system, so the folder is 0711; what only receiptd may see is 0700.
+func makeDirs(spec runtime.Spec, sk skeleton) error {
+	if err := mkdir(spec.Dir, 0o711); err != nil {
+		return err
+	}
+	if err := checkTraversable(spec.Dir); err != nil {
+		return err
+	}
+	in := internalDir(spec.Dir)
+	for _, dir := range []string{in, controlDir(spec.Dir), filepath.Join(in, "receipts"), filepath.Join(in, "control"), filepath.Join(in, "bin"), spec.ReceiptsDir} {
+		if err := mkdir(dir, 0o700); err != nil {
+			return err
+		}
+	}
+	for _, name := range []string{"receiptd", "pid1"} {
+		if err := os.WriteFile(filepath.Join(in, "bin", name), nil, 0o600); err != nil {
+			return fmt.Errorf("making a mount point: %w", err)
+		}
+	}
+	return makeSkeleton(rootfsDir(spec.Dir), sk)
+}
+
+// checkTraversable finds the folder above that shuts everybody but its owner out.
+func checkTraversable(dir string) error {
+	for d := dir; ; d = filepath.Dir(d) {
+		st, err := os.Stat(d)
+		if err != nil {
+			return fmt.Errorf("looking at the folder %s: %w", d, err)
+		}
+		if st.Mode().Perm()&0o001 == 0 {
+			return fmt.Errorf("%w: the container's root can't get through the folder %s: chmod o+x it, or put state_dir elsewhere", runtime.ErrUnavailable, d)
+		}
+		if d == "/" {
+			return nil
+		}
+	}
+}
+
+// warmMigration moves the agent into the cgroup that it is in already. The kernel then waits for the grace period that
+// the container's own migration would have to wait for, while the rest is prepared.
+func warmMigration(all []hierarchy) {
+	b, err := os.ReadFile("/proc/self/cgroup")
+	if err != nil {
+		return
+	}
+	for _, h := range all {
+		if h.v2 || !h.has("pids") {
+			continue
+		}
+		for _, line := range strings.Split(string(b), "\n") {
+			if f := strings.SplitN(line, ":", 3); len(f) == 3 && v1Same(f[1], h.controllers) {
+				writeCgroup(filepath.Join(h.path(strings.TrimSuffix(f[2], "/")), "cgroup.procs"), "0")
+			}
+		}
+	}
+}
+
+func v1Same(field string, controllers []string) bool {
+	return strings.Join(v1Controllers(field), ",") == strings.Join(controllers, ",")
+}
+
+// run starts the container and waits until receiptd listens.
+func (r *Runtime) run(ctx context.Context, st *start, rec record) (_ *Sandbox, err error) {
+	spec := st.spec
+	rootfs := rootfsDir(spec.Dir)
+	cfg := containerConfig(spec, rootfs, st.cgroup, func(s *specs.State) error { return st.mounts.attach(s.Pid, rootfs) })
+	cfg.OomScoreAdj = oomScoreAdj(ownOOMScoreAdj())
+	container, err := libcontainer.Create(r.containersDir(), spec.SandboxID, cfg)
+	if err != nil {
+		return nil, fmt.Errorf("making the container: %w", err)
+	}
+	// A start that hangs is ended by killing what it has started.
+	stop := context.AfterFunc(ctx, func() { tree{rec.Identity.Cgroups}.kill() })
+	defer stop()
+	process, ready, err := startReceiptd(ctx, container, st)
+	if err != nil {
+		return nil, err
+	}
+	defer ready.Close()
+	sb, err := r.adopt(process, rec, viewOf(spec, st.slots))
+	if err != nil {
+		return nil, err
+	}
+	if err := awaitReady(ctx, ready, spec.Dir); err != nil {
+		sb.kill()
+		<-sb.exited
+		sb.Close()
+		return nil, err
+	}
+	return sb, nil
+}
+
+// startReceiptd starts the container's init; ready is the read end of its standard output.
+func startReceiptd(ctx context.Context, container *libcontainer.Container, st *start) (_ *libcontainer.Process, ready *os.File, err error) {
+	null, err := os.OpenFile("/dev/null", os.O_RDWR, 0)
+	if err != nil {
+		return nil, nil, fmt.Errorf("opening receiptd's standard input: %w", err)
+	}
+	defer null.Close()
+	log, err := os.OpenFile(logPath(st.spec.Dir), os.O_WRONLY|os.O_APPEND|os.O_CREATE, 0o600)
+	if err != nil {
+		return nil, nil, fmt.Errorf("opening receiptd's log: %w", err)
+	}
+	defer log.Close()
+	ready, out, err := os.Pipe()
+	if err != nil {
+		return nil, nil, fmt.Errorf("opening receiptd's standard output: %w", err)
+	}
+	defer out.Close()
+	process := &libcontainer.Process{
+		Args: []string{runtime.BinPath + "/receiptd"}, Cwd: "/", Init: true,
+		// libcontainer adds a HOME of its own when there is none.
+		Env:   []string{"HOME=/"},
+		Stdin: null, Stdout: out, Stderr: log, ExtraFiles: st.slots.files,
+	}
+	if err := container.Run(process); err != nil {
+		ready.Close()
+		return nil, nil, fmt.Errorf("starting receiptd: %w", errors.Join(err, ctx.Err()))
+	}
+	return process, ready, nil
+}
+
+// awaitReady waits for receiptd's one line.
+func awaitReady(ctx context.Context, ready *os.File, dir string) error {
+	stop := context.AfterFunc(ctx, func() { ready.SetReadDeadline(time.Unix(1, 0)) })
+	defer stop()
+	line, err := bufio.NewReader(io.LimitReader(ready, 64)).ReadString('\n')
+	switch {
+	case line == "ready\n":
+		return nil
+	case ctx.Err() != nil:
+		return fmt.Errorf("waiting for receiptd: %w", ctx.Err())
+	case err == nil:
+		err = fmt.Errorf("it said %q", line)
+	}
+	return fmt.Errorf("waiting for receiptd: it did not get ready: %w; its log ends: %s", err, tail(logPath(dir)))
+}
+
+// tail is the end of a log file, for an error message.
+func tail(path string) string {
+	b, err := os.ReadFile(path)
+	if err != nil || len(b) == 0 {
+		return "(nothing)"
+	}
+	return strings.TrimSpace(string(b[max(0, len(b)-1024):]))
+}
+
+// viewOf is the runtime's part of what receiptd is told.
+func viewOf(spec runtime.Spec, s *slots) *receiptdv1.View {
+	return &receiptdv1.View{
+		Dir: spec.Workspace.Worktree,
+		// One mount with all that receiptd has for itself below it.
+		Hide:    []string{runtime.InternalDir},
+		Pid1Uid: spec.IDs.Pid1UID, CommandUid: spec.IDs.CommandUID, CommandGid: spec.IDs.CommandGID,
+		Cgroups: s.views,
+		Seals:   spec.Workspace.Seals(),
+	}
+}
+
+// adopt records the identity of the started container and watches its init.
+func (r *Runtime) adopt(process *libcontainer.Process, rec record, view *receiptdv1.View) (*Sandbox, error) {
+	pid, err := process.Pid()
+	if err != nil {
+		return nil, fmt.Errorf("finding receiptd: %w", err)
+	}
+	// It is this process's child and not reaped yet: its pid can't have been taken by another.
+	start, _, err := procStat(pid)
+	if err != nil {
+		return nil, fmt.Errorf("finding receiptd: %w", err)
+	}
+	rec.Identity.Pid, rec.Identity.StartTime, rec.Identity.StartedAt = pid, start, time.Now().UTC()
+	if rec.View, err = protojson.Marshal(view); err != nil {
+		return nil, fmt.Errorf("recording the view: %w", err)
+	}
+	if err := r.writeRecord(rec); err != nil {
+		return nil, err
+	}
+	return r.watch(rec, view, func() { process.Wait() })
+}
+
+// Load finds a sandbox that an earlier agent started; see runtime.Runtime.
+func (r *Runtime) Load(_ context.Context, id runtime.Identity) (runtime.Sandbox, error) {
+	if err := checkSandboxID(id.SandboxID); err != nil {
+		return nil, err
+	}
+	rec, err := r.readRecord(id.SandboxID)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, fmt.Errorf("loading sandbox %s: %w", id.SandboxID, runtime.ErrNotFound)
+	}
+	if err != nil {
+		return nil, err
+	}
+	if id.Pid != 0 && (id.Pid != rec.Identity.Pid || id.StartTime != rec.Identity.StartTime || id.BootID != rec.Identity.BootID) {
+		return nil, fmt.Errorf("loading sandbox %s: the container that was recorded (pid %d, start time %d, boot %s) is not the one of this id (pid %d, start time %d, boot %s)",
+			id.SandboxID, id.Pid, id.StartTime, id.BootID, rec.Identity.Pid, rec.Identity.StartTime, rec.Identity.BootID)
+	}
+	boot, err := bootID()
+	if err != nil {
+		return nil, err
+	}
+	if rec.Identity.Pid == 0 || rec.Identity.BootID != boot {
+		return nil, fmt.Errorf("loading sandbox %s: %w: it did not finish starting, or the node was rebooted", id.SandboxID, runtime.ErrNotFound)
+	}
+	view, err := rec.view()
+	if err != nil {
+		return nil, err
+	}
+	return r.watch(rec, view, func() {})
+}
+
+// List names the sandboxes of which there is anything; see runtime.Runtime. Only those of this state folder: another
+// agent's sandboxes are none of its business.
+func (r *Runtime) List(context.Context) ([]string, error) {
+	des, err := os.ReadDir(filepath.Join(r.opts.StateDir, "records"))
+	if err != nil {
+		return nil, fmt.Errorf("listing sandboxes: %w", err)
+	}
+	var ids []string
+	for _, de := range des {
+		if id, ok := strings.CutSuffix(de.Name(), ".json"); ok {
+			ids = append(ids, id)
+		}
+	}
+	return ids, nil
+}
+
+var forwardOnce sync.Once
+
+// forwardLogs sends libcontainer's own messages to the agent's log.
+func forwardLogs(log *slog.Logger) {
+	forwardOnce.Do(func() {
+		logrus.SetOutput(io.Discard)
+		logrus.AddHook(logHook{log})
+	})
+}
+
+type logHook struct{ log *slog.Logger }
+
+func (logHook) Levels() []logrus.Level { return []logrus.Level{logrus.ErrorLevel, logrus.WarnLevel} }
+
+func (h logHook) Fire(e *logrus.Entry) error {
+	if strings.HasPrefix(e.Message, "cannot serialize hook") {
+		return nil // ours is a function, and only needed at the start
+	}
+	h.log.Warn("libcontainer: " + e.Message)
+	return nil
+}

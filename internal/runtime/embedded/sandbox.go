@@ -1,0 +1,323 @@
+package embedded
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+	"google.golang.org/protobuf/proto"
+
+	receiptdv1 "github.com/sandbox-agent/sandbox-agent/api/receiptd/v1"
+	"github.com/sandbox-agent/sandbox-agent/internal/runtime"
+)
+
+// Sandbox is a running container.
+type Sandbox struct {
+	r      *Runtime
+	rec    record
+	view   *receiptdv1.View
+	pidfd  *os.File
+	exited chan struct{}
+	// stopping lets one Stop run at a time.
+	stopping chan struct{}
+	close    sync.Once
+	done     chan struct{} // the watcher has ended
+}
+
+var _ runtime.Sandbox = (*Sandbox)(nil)
+
+// watch opens a pidfd of the recorded init, checks that it is that very process, and waits for its end. reap is called
+// once it has ended. ErrNotFound: it is not running.
+func (r *Runtime) watch(rec record, view *receiptdv1.View, reap func()) (*Sandbox, error) {
+	f, err := openInit(rec.Identity)
+	if err != nil {
+		return nil, err
+	}
+	s := &Sandbox{r: r, rec: rec, view: view, pidfd: f, exited: make(chan struct{}), stopping: make(chan struct{}, 1), done: make(chan struct{})}
+	go func() {
+		defer close(s.done)
+		if waitReadable(f) == nil {
+			reap()
+			close(s.exited)
+		}
+	}()
+	return s, nil
+}
+
+// openInit opens a pidfd first and compares start times after: if they agree, the pidfd is of the recorded process
+// (a pid is not given again while its pidfd's process lives).
+func openInit(id runtime.Identity) (*os.File, error) {
+	fd, err := unix.PidfdOpen(id.Pid, unix.PIDFD_NONBLOCK)
+	if errors.Is(err, unix.ESRCH) {
+		return nil, fmt.Errorf("sandbox %s: %w: there is no process %d", id.SandboxID, runtime.ErrNotFound, id.Pid)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("sandbox %s: opening its init: %w", id.SandboxID, os.NewSyscallError("pidfd_open", err))
+	}
+	f := os.NewFile(uintptr(fd), "pidfd")
+	start, state, err := procStat(id.Pid)
+	switch {
+	case errors.Is(err, os.ErrNotExist), errors.Is(err, unix.ESRCH):
+		f.Close()
+		return nil, fmt.Errorf("sandbox %s: %w: process %d has just ended", id.SandboxID, runtime.ErrNotFound, id.Pid)
+	case err != nil:
+		f.Close()
+		return nil, fmt.Errorf("sandbox %s: looking at its init: %w", id.SandboxID, err)
+	case start != id.StartTime:
+		f.Close()
+		return nil, fmt.Errorf("sandbox %s: %w: process %d began at %d, not at %d: it is another", id.SandboxID, runtime.ErrNotFound, id.Pid, start, id.StartTime)
+	case state == 'Z' || state == 'X':
+		f.Close()
+		return nil, fmt.Errorf("sandbox %s: %w: process %d has ended", id.SandboxID, runtime.ErrNotFound, id.Pid)
+	}
+	return f, nil
+}
+
+// waitReadable waits until a pidfd says that its process has ended: readable once all threads are, which for a PID
+// namespace's init comes after everything in the namespace (pidfd_open(2); zap_pid_ns_processes).
+func waitReadable(pidfd *os.File) error {
+	rc, err := pidfd.SyscallConn()
+	if err != nil {
+		return err
+	}
+	return rc.Read(func(fd uintptr) bool {
+		n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 0)
+		return err == nil && n == 1
+	})
+}
+
+// Identity names the container.
+func (s *Sandbox) Identity() runtime.Identity { return s.rec.Identity }
+
+// View is a copy of what receiptd is told.
+func (s *Sandbox) View() *receiptdv1.View { return proto.Clone(s.view).(*receiptdv1.View) }
+
+// Exited is closed when the init has been seen to end, and stays open after Close.
+func (s *Sandbox) Exited() <-chan struct{} { return s.exited }
+
+// Dial connects to receiptd's socket through a descriptor of its folder: no symlink and no limit on the path's length
+// come in between (unix(7): 107 bytes).
+func (s *Sandbox) Dial(ctx context.Context) (net.Conn, error) {
+	dir, err := os.Open(controlDir(s.rec.Identity.Dir))
+	if err != nil {
+		return nil, fmt.Errorf("dialling the receiptd of sandbox %s: %w", s.rec.Identity.SandboxID, err)
+	}
+	defer dir.Close()
+	var d net.Dialer
+	conn, err := d.DialContext(ctx, "unix", fmt.Sprintf("/proc/self/fd/%d/%s", dir.Fd(), runtime.SocketName))
+	if err != nil {
+		return nil, fmt.Errorf("dialling the receiptd of sandbox %s: %w", s.rec.Identity.SandboxID, err)
+	}
+	return conn, nil
+}
+
+// Close lets go of the sandbox without stopping it.
+func (s *Sandbox) Close() error {
+	var err error
+	s.close.Do(func() {
+		err = s.pidfd.Close()
+		<-s.done
+	})
+	return err
+}
+
+func (s *Sandbox) kill() error { return sendKill(s.pidfd) }
+
+// sendKill sends SIGKILL through a pidfd. A process that has ended already is fine.
+func sendKill(pidfd *os.File) error {
+	rc, err := pidfd.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var killErr error
+	if err := rc.Control(func(fd uintptr) { killErr = unix.PidfdSendSignal(int(fd), unix.SIGKILL, nil, 0) }); err != nil {
+		return err
+	}
+	if errors.Is(killErr, unix.ESRCH) {
+		return nil
+	}
+	return killErr
+}
+
+// Stop kills everything of the sandbox and answers once it is gone; see runtime.Sandbox.
+func (s *Sandbox) Stop(ctx context.Context) (runtime.Evidence, error) {
+	select {
+	case s.stopping <- struct{}{}:
+		defer func() { <-s.stopping }()
+	case <-ctx.Done():
+		return runtime.Evidence{}, fmt.Errorf("stopping sandbox %s: %w: %w", s.rec.Identity.SandboxID, runtime.ErrNoEvidence, ctx.Err())
+	}
+	ev := newEvidence(s.rec.Identity)
+	if err := s.end(ctx, ev); err != nil {
+		return ev.Evidence, err
+	}
+	if err := s.r.sweep(ctx, s.rec, ev); err != nil {
+		return ev.Evidence, err
+	}
+	return ev.complete(), s.Close()
+}
+
+// end kills the init and waits for its pidfd.
+func (s *Sandbox) end(ctx context.Context, ev *evidence) error {
+	id := s.rec.Identity
+	select {
+	case <-s.exited:
+	default:
+		if err := s.kill(); err != nil {
+			return fmt.Errorf("stopping sandbox %s: killing process %d: %w: %w", id.SandboxID, id.Pid, runtime.ErrNoEvidence, err)
+		}
+	}
+	select {
+	case <-s.exited:
+	case <-ctx.Done():
+		return fmt.Errorf("stopping sandbox %s: %w: process %d has been killed and has not ended (%s): %w",
+			id.SandboxID, runtime.ErrNoEvidence, id.Pid, states(tree{id.Cgroups}.pids()), ctx.Err())
+	}
+	ev.add("pidfd", "process %d, start time %d, has ended, and its PID namespace with it", id.Pid, id.StartTime)
+	return nil
+}
+
+// states says what processes are doing, for an error message: D is uninterruptible sleep.
+func states(pids []int) string {
+	out := ""
+	for _, pid := range pids {
+		if _, state, err := procStat(pid); err == nil {
+			out += fmt.Sprintf("process %d is in state %c; ", pid, state)
+		}
+	}
+	if out == "" {
+		return "nothing else of it is alive"
+	}
+	return out[:len(out)-2]
+}
+
+// Remove ends whatever is left of a sandbox; see runtime.Runtime.
+func (r *Runtime) Remove(ctx context.Context, id runtime.Identity) (runtime.Evidence, error) {
+	if err := checkSandboxID(id.SandboxID); err != nil {
+		return runtime.Evidence{}, err
+	}
+	rec, err := r.remains(id)
+	if err != nil {
+		return runtime.Evidence{}, err
+	}
+	ev := newEvidence(rec.Identity)
+	boot, err := bootID()
+	if err != nil {
+		return ev.Evidence, err
+	}
+	if rec.Identity.BootID != "" && rec.Identity.BootID != boot {
+		ev.add("boot_id", "the node has been rebooted since: %s, now %s", rec.Identity.BootID, boot)
+	} else if rec.Identity.Pid != 0 {
+		if err := r.endLoaded(ctx, rec, ev); err != nil {
+			return ev.Evidence, err
+		}
+	}
+	if err := r.sweep(ctx, rec, ev); err != nil {
+		return ev.Evidence, err
+	}
+	return ev.complete(), nil
+}
+
+// remains puts together what is known of a sandbox: the caller's record of it, and the runtime's own where the start
+// was cut short before the caller learnt the rest.
+func (r *Runtime) remains(id runtime.Identity) (record, error) {
+	rec, err := r.readRecord(id.SandboxID)
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		r.log.Warn("the record of a sandbox can't be read; sweeping by its id", "sandbox", id.SandboxID, "error", err)
+	}
+	if err != nil {
+		rec = record{Identity: id}
+	}
+	if id.Pid != 0 {
+		dirs := rec.Identity.Cgroups
+		rec.Identity = id
+		rec.Identity.Cgroups = append(append([]string(nil), id.Cgroups...), dirs...)
+	}
+	if rec.Identity.Dir == "" {
+		rec.Identity.Dir = id.Dir
+	}
+	rec.Cgroup = r.cgroup(id.SandboxID)
+	all, err := hierarchies()
+	if err != nil {
+		return rec, err
+	}
+	if len(all) == 0 {
+		return rec, fmt.Errorf("%w: no cgroup hierarchy is mounted, so nothing can be seen of sandbox %s", runtime.ErrNoEvidence, id.SandboxID)
+	}
+	// Also where an earlier agent, with another cgroup parent, has put it. Nothing but a cgroup of this very id.
+	rec.Identity.Cgroups = slices.DeleteFunc(unique(append(rec.Identity.Cgroups, treeOf(all, rec.Cgroup).dirs...)),
+		func(dir string) bool { return filepath.Base(dir) != id.SandboxID })
+	rec.Identity.Runtime, rec.Identity.ContainerID = Name, id.SandboxID
+	return rec, nil
+}
+
+func unique(list []string) []string {
+	var out []string
+	for _, s := range list {
+		if !contains(out, s) {
+			out = append(out, s)
+		}
+	}
+	return out
+}
+
+// endLoaded ends the init of a sandbox that nobody watches.
+func (r *Runtime) endLoaded(ctx context.Context, rec record, ev *evidence) error {
+	s, err := r.watch(rec, nil, func() {})
+	if errors.Is(err, runtime.ErrNotFound) {
+		ev.add("pidfd", "%s", err)
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("%w: %w", runtime.ErrNoEvidence, err)
+	}
+	defer s.Close()
+	return s.end(ctx, ev)
+}
+
+// sweep empties and removes the sandbox's cgroups, then everything that is kept of it on disk, the runtime's record
+// last: as long as there is anything, List names it.
+func (r *Runtime) sweep(ctx context.Context, rec record, ev *evidence) error {
+	id := rec.Identity
+	t := tree{id.Cgroups}
+	if err := t.remove(ctx); err != nil {
+		return fmt.Errorf("removing sandbox %s: %w: %s: %w", id.SandboxID, runtime.ErrNoEvidence, states(t.pids()), err)
+	}
+	ev.add("cgroup_empty", "no cgroup of it is left in %d hierarchies", len(id.Cgroups))
+	for _, path := range []string{filepath.Join(r.containersDir(), id.SandboxID), id.Dir, r.recordPath(id.SandboxID)} {
+		if path == "" {
+			continue
+		}
+		if err := os.RemoveAll(path); err != nil {
+			return fmt.Errorf("removing sandbox %s: %w: %w", id.SandboxID, runtime.ErrNoEvidence, err)
+		}
+	}
+	ev.add("deleted", "its container, its folder and its record are removed")
+	return nil
+}
+
+// evidence collects what was observed.
+type evidence struct {
+	runtime.Evidence
+}
+
+func newEvidence(id runtime.Identity) *evidence {
+	return &evidence{runtime.Evidence{Runtime: Name, ContainerID: id.ContainerID}}
+}
+
+func (e *evidence) add(source, format string, args ...any) {
+	e.Items = append(e.Items, runtime.EvidenceItem{Source: source, Detail: fmt.Sprintf(format, args...), ObservedAt: time.Now().UTC()})
+}
+
+// complete is called once every step has been observed.
+func (e *evidence) complete() runtime.Evidence {
+	e.Complete = true
+	return e.Evidence
+}

@@ -1,0 +1,100 @@
+package embedded
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"github.com/sandbox-agent/sandbox-agent/internal/runtime"
+	"github.com/sandbox-agent/sandbox-agent/pkg/mounts"
+)
+
+// listFrom lists folders below a source's root; symlinks are reported, never followed. Other kinds of files (sockets,
+// pipes, devices) are left out: they don't belong into a root file system.
+func listFrom(top string) lister {
+	return func(dir string) []entry {
+		des, err := os.ReadDir(filepath.Join(top, dir))
+		if err != nil {
+			return nil
+		}
+		var out []entry
+		for _, de := range des {
+			e := entry{name: de.Name()}
+			switch {
+			case de.IsDir():
+				e.kind = kindDir
+			case de.Type().IsRegular():
+				e.kind = kindFile
+			case de.Type()&fs.ModeSymlink != 0:
+				e.kind = kindSymlink
+				if e.target, err = os.Readlink(filepath.Join(top, dir, de.Name())); err != nil {
+					continue
+				}
+			default:
+				continue
+			}
+			out = append(out, e)
+		}
+		return out
+	}
+}
+
+// planRoot decides the skeleton of a sandbox's root file system and says where its binds come from.
+func planRoot(spec runtime.Spec) (skeleton, string, error) {
+	required := spec.Workspace.Roots()
+	if spec.Rootfs == "host" {
+		return hostSkeleton(listFrom("/"), required, spec.IDs), "/", nil
+	}
+	if !filepath.IsAbs(spec.Rootfs) {
+		return skeleton{}, "", fmt.Errorf("root file system %q: %w: give \"host\" or the absolute path of a folder (rootfs)", spec.Rootfs, runtime.ErrUnavailable)
+	}
+	top, err := mounts.OpenSource(spec.Rootfs)
+	if err != nil {
+		return skeleton{}, "", fmt.Errorf("root file system %q: %w: %w", spec.Rootfs, runtime.ErrUnavailable, err)
+	}
+	defer top.Close()
+	s := imageSkeleton(listFrom(spec.Rootfs), required, spec.IDs)
+	if len(s.binds) == 0 {
+		return skeleton{}, "", fmt.Errorf("root file system %q: %w: the folder is empty; unpack an image there", spec.Rootfs, runtime.ErrUnavailable)
+	}
+	return s, spec.Rootfs, nil
+}
+
+// makeSkeleton makes the folders, links and files on disk. Modes are set, not left to the umask.
+func makeSkeleton(root string, s skeleton) error {
+	if err := mkdir(root, 0o755); err != nil {
+		return err
+	}
+	for _, d := range s.dirs {
+		if err := mkdir(filepath.Join(root, d), 0o755); err != nil {
+			return err
+		}
+	}
+	for p, target := range s.symlinks {
+		if err := os.Symlink(target, filepath.Join(root, p)); err != nil {
+			return fmt.Errorf("making the root file system: %w", err)
+		}
+	}
+	for _, f := range s.files {
+		if err := os.WriteFile(filepath.Join(root, f.path), []byte(f.content), 0o644); err != nil {
+			return fmt.Errorf("making the root file system: %w", err)
+		}
+		if err := os.Chmod(filepath.Join(root, f.path), 0o644); err != nil {
+			return fmt.Errorf("making the root file system: %w", err)
+		}
+	}
+	return nil
+}
+
+// mkdir makes a folder, or takes the one that is there, and sets its mode.
+func mkdir(path string, mode os.FileMode) error {
+	if err := os.Mkdir(path, mode); err != nil && !errors.Is(err, os.ErrExist) {
+		return fmt.Errorf("making the folder of a sandbox: %w", err)
+	}
+	if err := os.Chmod(path, mode); err != nil {
+		return fmt.Errorf("making the folder of a sandbox: %w", err)
+	}
+	return nil
+}
