@@ -30,6 +30,9 @@ type Prepared struct {
 	stdout *os.File
 	stderr *os.File
 	seals  []wire.SealState
+	// mountNS keeps the command's mount namespace until release. Its end takes an RCU grace period (namespace_unlock in
+	// fs/namespace.c), which the wait for pid1, and so the answer, would otherwise include.
+	mountNS *os.File
 	// launcherBaseline is the CPU time that the launcher used before it became the command.
 	launcherBaseline wire.Ready
 }
@@ -94,7 +97,8 @@ func (p *Prepared) fork() error {
 	}
 	uids := []syscall.SysProcIDMap{{ContainerID: 0, HostID: int(cfg.Pid1UID), Size: 1}, {ContainerID: int(cfg.CommandUID), HostID: int(cfg.CommandUID), Size: 1}}
 	gids := []syscall.SysProcIDMap{{ContainerID: 0, HostID: int(cfg.Pid1UID), Size: 1}, {ContainerID: int(cfg.CommandGID), HostID: int(cfg.CommandGID), Size: 1}}
-	pid, err := known.start("/proc/self/fd/"+strconv.Itoa(int(cfg.Pid1.Fd())), []string{"pid1"}, &syscall.ProcAttr{
+	// The path is the one that holds in the child, after its descriptors have been put in place.
+	pid, err := known.start("/proc/self/fd/"+strconv.Itoa(pid1.FDExe), []string{"pid1"}, &syscall.ProcAttr{
 		Dir: "/", Env: pid1.Environ, Files: files,
 		Sys: &syscall.SysProcAttr{
 			Cloneflags:  unix.CLONE_NEWUSER | unix.CLONE_NEWPID | unix.CLONE_NEWNS | unix.CLONE_NEWIPC | unix.CLONE_NEWUTS,
@@ -152,6 +156,9 @@ func (p *Prepared) ready() error {
 	p.launcherBaseline = second
 	if p.ns, err = namespaceInode(p.pid); err != nil {
 		return err
+	}
+	if p.mountNS, err = os.Open(fmt.Sprintf("/proc/%d/ns/mnt", p.pid)); err != nil {
+		return fmt.Errorf("holding the command's mount namespace: %w", err)
 	}
 	return errors.Join(p.ctl.SetDeadline(time.Time{}), p.launch.SetDeadline(time.Time{}))
 }
@@ -221,6 +228,10 @@ func (p *Prepared) release() {
 		if f != nil {
 			f.Close()
 		}
+	}
+	if p.mountNS != nil {
+		go p.mountNS.Close()
+		p.mountNS = nil
 	}
 	if p.pidfd >= 0 {
 		unix.Close(p.pidfd)

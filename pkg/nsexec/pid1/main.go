@@ -18,8 +18,8 @@ const (
 	FDExe      = 6 // O_PATH of this binary, which no path in the view leads to
 	FDLauncher = 7 // pid1: the launcher's end of its socket to receiptd
 	FDJoin     = 8 // pid1: the first of Setup.JoinFDs cgroup.procs files
-	// launcherJoin is the same in the launcher.
-	launcherJoin = 4
+	// launcherExe and launcherJoin are the same two in the launcher.
+	launcherExe, launcherJoin = 4, 5
 )
 
 // roleVar in the environment makes the binary a launcher. (Arguments are to be had only from package os.)
@@ -80,11 +80,12 @@ func cpu() (user, system uint64) {
 }
 
 func startLauncher(setup wire.Setup) int {
-	files := []uintptr{0, FDStdout, FDStderr, FDLauncher}
+	files := []uintptr{0, FDStdout, FDStderr, FDLauncher, FDExe}
 	for i := range setup.JoinFDs {
 		files = append(files, uintptr(FDJoin+i))
 	}
-	pid, err := syscall.ForkExec("/proc/self/fd/"+strconv.Itoa(FDExe), []string{"pid1-launcher"},
+	// The path is the one that holds in the child, after its descriptors have been put in place.
+	pid, err := syscall.ForkExec("/proc/self/fd/"+strconv.Itoa(launcherExe), []string{"pid1-launcher"},
 		&syscall.ProcAttr{Dir: "/", Env: append(Environ[:len(Environ):len(Environ)], roleVar+"="+launcherRole), Files: files})
 	if err != nil {
 		fail("starting the launcher", err)
