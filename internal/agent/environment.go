@@ -1,0 +1,57 @@
+package agent
+
+import (
+	"maps"
+	"path/filepath"
+	"slices"
+	"strconv"
+
+	receiptdv1 "github.com/sandbox-agent/sandbox-agent/api/receiptd/v1"
+	"github.com/sandbox-agent/sandbox-agent/internal/agent/workspace"
+	"github.com/sandbox-agent/sandbox-agent/internal/config"
+	"github.com/sandbox-agent/sandbox-agent/internal/runtime"
+)
+
+// commandPath holds no folder that a command can write.
+const commandPath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+// commandEnv is the whole environment of a session's commands: fixed and small, nothing of the agent's own, then the
+// session's variables in the order of their names.
+func commandEnv(worktree string, w config.Workspace, session map[string]string) []*receiptdv1.EnvVar {
+	tmp := filepath.Join(worktree, workspace.ScratchName)
+	env := []*receiptdv1.EnvVar{}
+	add := func(name, value string) { env = append(env, &receiptdv1.EnvVar{Name: name, Value: value}) }
+	fixed := [][2]string{{"PATH", commandPath}, {"HOME", runtime.HomePath}, {"LANG", "C.UTF-8"}, {"TMPDIR", tmp}, {"TMP", tmp}, {"TEMP", tmp}}
+	fixed = append(fixed, gitVariables(w)...)
+	for _, kv := range fixed {
+		if _, replaced := session[kv[0]]; !replaced {
+			add(kv[0], kv[1])
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(session)) {
+		add(name, session[name])
+	}
+	return env
+}
+
+// gitVariables give commits an identity without a configuration file, and switch off what would ask a person.
+func gitVariables(w config.Workspace) [][2]string {
+	settings := [][2]string{
+		{"user.name", w.Identity.Name}, {"user.email", w.Identity.Email},
+		{"commit.gpgSign", "false"}, {"tag.gpgSign", "false"},
+	}
+	if w.Hooks == "off" {
+		settings = append(settings, [2]string{"core.hooksPath", "/dev/null"})
+	}
+	vars := [][2]string{
+		{"GIT_AUTHOR_NAME", w.Identity.Name}, {"GIT_AUTHOR_EMAIL", w.Identity.Email},
+		{"GIT_COMMITTER_NAME", w.Identity.Name}, {"GIT_COMMITTER_EMAIL", w.Identity.Email},
+		{"GIT_TERMINAL_PROMPT", "0"},
+		{"GIT_CONFIG_COUNT", strconv.Itoa(len(settings))},
+	}
+	for i, kv := range settings {
+		n := strconv.Itoa(i)
+		vars = append(vars, [2]string{"GIT_CONFIG_KEY_" + n, kv[0]}, [2]string{"GIT_CONFIG_VALUE_" + n, kv[1]})
+	}
+	return vars
+}

@@ -1,0 +1,522 @@
+package agent
+
+import (
+	"context"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+
+	receiptdv1 "github.com/sandbox-agent/sandbox-agent/api/receiptd/v1"
+	sandboxv1 "github.com/sandbox-agent/sandbox-agent/api/sandbox/v1"
+	"github.com/sandbox-agent/sandbox-agent/internal/agent/journal"
+	"github.com/sandbox-agent/sandbox-agent/pkg/receipt"
+)
+
+const (
+	// boundaryGrace is how long the boundary may take after a command's time and its grace are over. A task in
+	// uninterruptible sleep (a dead NFS server) can hold it up without end; then it is reported, not waited for.
+	boundaryGrace = 60 * time.Second
+	infoWait      = 30 * time.Second
+	infoRetries   = 3
+)
+
+// execution is one exec from its request to its outcome. intent is complete once started is closed; result and err
+// once done is.
+type execution struct {
+	session  *session
+	intent   intentRecord
+	command  string
+	wishMS   uint64 // the timeout as the caller gave it, 0 if it gave none
+	fenced   uint64 // the generation that the caller insists on, 0 for any
+	ownerAsk uint64 // the owner epoch that the caller has, 0 for any
+	phase    ExecPhase
+	output   *hub
+	// startedAt is when the intent was durable; zero after a restart of the agent.
+	startedAt time.Time
+
+	started chan struct{} // the intent is durable
+	done    chan struct{}
+	result  *sandboxv1.ExecResult
+	err     error
+}
+
+func (s *session) newExecution(r *sandboxv1.ExecRequest, digest string, wishMS uint64, timeout time.Duration) *execution {
+	return &execution{
+		session: s, command: r.GetCommand(), wishMS: wishMS, fenced: r.GetGeneration(), ownerAsk: r.GetOwnerEpoch(), phase: Queued,
+		output: newHub(s.agent.cfg.Limits.OutputBytes), started: make(chan struct{}), done: make(chan struct{}),
+		intent: intentRecord{
+			ExecID: r.GetExecId(), SessionID: s.id, RequestDigest: digest, Labels: r.GetLabels(),
+			TimeoutMS: uint64(timeout.Milliseconds()), RequestedAt: time.Now().UTC(), Nonce: randomHex(32),
+		},
+	}
+}
+
+// submit finds the exec of this id, or queues a new one. Exactly one of live and record is set. A known id is answered
+// whatever epoch or generation is current; only starting is fenced.
+func (s *session) submit(r *sandboxv1.ExecRequest) (live *execution, record *execRecord, err error) {
+	wish, timeout, err := checkTimeout(r.TimeoutSeconds, s.agent.cfg.Limits)
+	if err != nil {
+		return nil, nil, err
+	}
+	digest := receipt.Request{SessionID: s.id, Command: r.GetCommand(), TimeoutMS: wish, Labels: r.GetLabels()}.Digest()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	live, record, err = s.lookup(r.GetExecId())
+	switch {
+	case err == nil && live != nil:
+		return live, nil, sameRequest(live.intent.RequestDigest, digest, r.GetExecId())
+	case err == nil:
+		return nil, record, sameRequest(record.Intent.RequestDigest, digest, r.GetExecId())
+	case !errors.Is(err, ErrNotFound):
+		return nil, nil, err
+	}
+	if err := s.admit(r); err != nil {
+		return nil, nil, err
+	}
+	live = s.newExecution(r, digest, wish, timeout)
+	s.live[r.GetExecId()] = live
+	s.queue = append(s.queue, live)
+	s.wake()
+	return live, nil, nil
+}
+
+func sameRequest(recorded, asked, id string) error {
+	if recorded != asked {
+		return fmt.Errorf("%w: exec_id %q was used for another command, timeout or labels: choose a new id", ErrExists, id)
+	}
+	return nil
+}
+
+// lookup finds an exec among the live ones and in the journal. Caller holds mu.
+func (s *session) lookup(id string) (*execution, *execRecord, error) {
+	if e := s.live[id]; e != nil {
+		return e, nil, nil
+	}
+	b, err := s.agent.journal.Get(execKey(s.id, id))
+	if errors.Is(err, journal.ErrNotFound) {
+		return nil, nil, fmt.Errorf("%w: session %s has no exec %q", ErrNotFound, s.id, id)
+	}
+	if err != nil {
+		return nil, nil, fmt.Errorf("looking up exec %q: %w", id, err)
+	}
+	rec := &execRecord{}
+	if err := json.Unmarshal(b, rec); err != nil {
+		return nil, nil, fmt.Errorf("%w: the record of exec %q can't be read: %w", ErrDataLoss, id, err)
+	}
+	return nil, rec, nil
+}
+
+// admit refuses what can't start: fenced off, or no room in the queue. Caller holds mu.
+func (s *session) admit(r *sandboxv1.ExecRequest) error {
+	if s.deleted {
+		return fmt.Errorf("%w: session %s is deleted", ErrNotFound, s.id)
+	}
+	if s.agent.isClosing() {
+		return fmt.Errorf("%w: %w", ErrUnavailable, errAbandoned)
+	}
+	if err := checkEpoch(s.id, r.GetOwnerEpoch(), s.rec.OwnerEpoch); err != nil {
+		return err
+	}
+	if g := r.GetGeneration(); g != 0 && g != s.rec.Generation {
+		return fmt.Errorf("%w: generation %d is not the current one of session %s, which is %d: read the session again", ErrPrecondition, g, s.id, s.rec.Generation)
+	}
+	if limit := s.agent.cfg.Limits.Queue; s.active && int64(len(s.queue)) >= limit {
+		return fmt.Errorf("%w: %d commands of session %s wait already (limits.queue): ask again when one has ended", ErrExhausted, len(s.queue), s.id)
+	}
+	return nil
+}
+
+func checkEpoch(session string, have, current uint64) error {
+	if have != 0 && have != current {
+		return fmt.Errorf("%w: owner_epoch %d is not the current one of session %s, which is %d: another owner has claimed it", ErrPrecondition, have, session, current)
+	}
+	return nil
+}
+
+// execute is the exec's turn. It runs on the session's goroutine.
+func (s *session) execute(e *execution) {
+	if s.agent.isClosing() {
+		s.refuse(e, fmt.Errorf("%w: %w", ErrUnavailable, errAbandoned))
+		return
+	}
+	sb, err := s.ready(e.fenced)
+	if err != nil {
+		s.refuse(e, err)
+		return
+	}
+	stream, err := s.launch(e, sb)
+	if err != nil {
+		s.refuse(e, err)
+		return
+	}
+	s.conclude(e, s.follow(e, sb, stream))
+}
+
+// refuse ends an exec that never started: nothing of it is recorded, the same id may be used again.
+func (s *session) refuse(e *execution, err error) {
+	event := ExRefused
+	if errors.Is(err, errAbandoned) {
+		event = ExShutdown
+	}
+	phase, _, stateErr := e.phase.Next(event)
+	e.phase = phase
+	s.finish(e, nil, errors.Join(err, stateErr))
+}
+
+// launch makes the intent durable and hands the command to receiptd, in this order (P1), with the fencing tokens
+// unchanged from the last look at them to the request on the wire (P8). A stream that could not be opened is not an
+// error here: the intent stands, and what became of it is found out like after a crash.
+func (s *session) launch(e *execution, sb *attached) (receiptdv1.Receiptd_ExecClient, error) {
+	s.startMu.Lock()
+	defer s.startMu.Unlock()
+	phase, effects, err := e.phase.Next(ExTurn)
+	if err != nil {
+		return nil, err
+	}
+	if err := s.fence(e, sb); err != nil {
+		return nil, err
+	}
+	in := &e.intent
+	err = s.agent.journal.Update(context.Background(), effects.Durable,
+		journal.Set(execKey(s.id, in.ExecID), encode(execRecord{Intent: *in})), journal.Set(openKey(s.id, in.ExecID), nil))
+	if err != nil {
+		err = fmt.Errorf("%w: recording the intent of exec %s: %w", ErrUnavailable, in.ExecID, err)
+		return nil, errors.Join(err, s.apply(EvExecEnd, "", nil))
+	}
+	e.phase, e.startedAt = phase, time.Now()
+	close(e.started)
+	nonce, err := hex.DecodeString(in.Nonce)
+	if err != nil {
+		return nil, err
+	}
+	stream, err := sb.receiptd.Exec(s.agent.ctx, &receiptdv1.ExecRequest{
+		AttachEpoch: sb.epoch, ExecId: in.ExecID, Nonce: nonce, Command: e.command, TimeoutMs: in.TimeoutMS,
+		Labels: in.Labels, RequestedTimeoutMs: e.wishMS,
+	})
+	if err != nil {
+		s.log.Warn("exec not handed over", "exec", in.ExecID, "error", err)
+		return nil, nil
+	}
+	return stream, nil
+}
+
+// fence is the last look before the intent; it also fills in what the exec is bound to.
+func (s *session) fence(e *execution, sb *attached) error {
+	s.mu.Lock()
+	epoch, rec := s.rec.OwnerEpoch, s.rec.Sandbox
+	if s.deleted {
+		s.mu.Unlock()
+		return fmt.Errorf("%w: session %s is deleted", ErrNotFound, s.id)
+	}
+	e.intent.SandboxID, e.intent.ContainerID, e.intent.Generation = rec.ID, rec.Identity.ContainerID, rec.Generation
+	e.intent.AttachEpoch, e.intent.OwnerEpoch = sb.epoch, epoch
+	s.mu.Unlock()
+	if err := checkEpoch(s.id, e.ownerAsk, epoch); err != nil {
+		return err
+	}
+	if e.fenced != 0 && e.fenced != e.intent.Generation {
+		return s.staleGeneration(e.fenced)
+	}
+	return s.apply(EvExecStart, "", nil)
+}
+
+// verdict is what became of an exec that had an intent.
+type verdict struct {
+	event  ExecEvent
+	proven *proven // with ExReceipt
+	reason string
+}
+
+// follow reads the stream to its end. It never blocks on a reader of the output.
+func (s *session) follow(e *execution, sb *attached, stream receiptdv1.Receiptd_ExecClient) verdict {
+	if stream == nil {
+		return s.resolve(e)
+	}
+	// One timer per exec instead of a context per message: when it fires, the connection is closed, which ends Recv.
+	overdue := time.AfterFunc(e.budget(), func() { sb.conn.Close() })
+	defer overdue.Stop()
+	for {
+		ev, err := stream.Recv()
+		if err != nil {
+			s.log.Warn("lost the stream of an exec", "exec", e.intent.ExecID, "error", err)
+			return s.resolve(e)
+		}
+		switch x := ev.GetEvent().(type) {
+		case *receiptdv1.ExecEvent_Output:
+			e.output.publish(chunk{stream: sandboxv1.Stream(x.Output.GetStream()), offset: x.Output.GetOffset(), data: x.Output.GetData()})
+		case *receiptdv1.ExecEvent_Done:
+			go drain(stream)
+			return s.fromFolder(e, x.Done.GetReceiptSha256())
+		case *receiptdv1.ExecEvent_NotStarted:
+			go drain(stream)
+			return verdict{event: ExNotStarted, reason: x.NotStarted.GetReason()}
+		}
+	}
+}
+
+// drain takes the stream's closing message, which the library waits to hand over.
+func drain(stream receiptdv1.Receiptd_ExecClient) {
+	for {
+		if _, err := stream.Recv(); err != nil {
+			return
+		}
+	}
+}
+
+// budget is how long an exec may take in all, counted from its start.
+func (e *execution) budget() time.Duration {
+	return time.Duration(e.intent.TimeoutMS)*time.Millisecond + e.session.agent.cfg.Limits.Grace.Std() + boundaryGrace
+}
+
+// deadline is when a running exec is given up. After a restart the start is not known (queueing may have taken
+// long), so the whole time counts from now.
+func (e *execution) deadline() time.Time {
+	if e.startedAt.IsZero() {
+		return time.Now().Add(e.budget())
+	}
+	return latest(e.startedAt.Add(e.budget()), time.Now().Add(infoWait))
+}
+
+func latest(a, b time.Time) time.Time {
+	if a.After(b) {
+		return a
+	}
+	return b
+}
+
+// fromFolder reads the receipt that receiptd says is there.
+func (s *session) fromFolder(e *execution, sha string) verdict {
+	key, err := s.keyOf(e.intent.SandboxID)
+	if err != nil {
+		return verdict{event: ExBad, reason: err.Error()}
+	}
+	p, err := readProven(s.agent.receiptsDir(e.intent.SandboxID), &e.intent, key, sha)
+	if err != nil {
+		return verdict{event: ExBad, reason: "receiptd says that the receipt is there, but " + err.Error()}
+	}
+	return verdict{event: ExReceipt, proven: p}
+}
+
+// resolve finds out what became of an intent whose stream is gone: after a lost connection and after a crash of the
+// agent alike. It waits while the command runs, and ends in exactly one verdict.
+func (s *session) resolve(e *execution) verdict {
+	deadline := e.deadline()
+	for {
+		if s.agent.isClosing() {
+			return verdict{event: ExShutdown}
+		}
+		know, detail := s.ask(e)
+		finding, p, err := s.look(e)
+		event, wait := Decide(finding, know)
+		if wait && time.Now().Before(deadline) {
+			continue // ask waits in receiptd
+		}
+		if wait {
+			event, detail = ExLost, fmt.Sprintf("it was still running %s after its start although its time is over (a task in uninterruptible sleep?)", e.budget())
+		}
+		switch event {
+		case ExReceipt:
+			return verdict{event: event, proven: p}
+		case ExBad:
+			return verdict{event: event, reason: err.Error()}
+		case ExNotStarted:
+			return verdict{event: event, reason: "receiptd never saw the request: the connection was lost before it arrived."}
+		default:
+			return verdict{event: ExLost, reason: detail}
+		}
+	}
+}
+
+// ask asks receiptd under an epoch that is current: an older connection is gone, or drained, before it answers.
+func (s *session) ask(e *execution) (Knowledge, string) {
+	why := "no sandbox is attached"
+	for range infoRetries {
+		sb := s.current()
+		if sb == nil || sb.Identity().SandboxID != e.intent.SandboxID {
+			return Gone, "its sandbox is gone"
+		}
+		if sb.dead() {
+			return Gone, "its sandbox ended before there was a receipt"
+		}
+		var err error
+		if sb.broken() {
+			if sb, err = s.reattach(sb); err != nil {
+				why = err.Error()
+				continue
+			}
+		}
+		ctx, cancel := context.WithTimeout(s.agent.ctx, infoWait+attachTimeout)
+		info, err := sb.receiptd.Info(ctx, &receiptdv1.InfoRequest{
+			AttachEpoch: sb.epoch, ExecId: e.intent.ExecID, WaitMs: uint32(infoWait.Milliseconds()),
+		})
+		cancel()
+		if err == nil {
+			return knowledgeOf(info.GetExec()), info.GetDetail()
+		}
+		why = err.Error()
+		if s.agent.isClosing() {
+			return Unreachable, why
+		}
+		sb.conn.Close()
+		<-sb.lost
+	}
+	return Unreachable, "receiptd could not be asked: " + why
+}
+
+func knowledgeOf(k receiptdv1.ExecKnowledge) Knowledge {
+	switch k {
+	case receiptdv1.ExecKnowledge_NEVER_SEEN:
+		return KnowsNothing
+	case receiptdv1.ExecKnowledge_RUNNING:
+		return KnowsRunning
+	case receiptdv1.ExecKnowledge_RECEIPTED:
+		return KnowsReceipt
+	case receiptdv1.ExecKnowledge_RECEIPT_LOST:
+		return KnowsReceiptLost
+	default:
+		return Unreachable
+	}
+}
+
+// look reads the folder when nobody said that the receipt's Commit had returned: it is synced before it is believed.
+func (s *session) look(e *execution) (ReceiptFinding, *proven, error) {
+	dir := s.agent.receiptsDir(e.intent.SandboxID)
+	key, err := s.keyOf(e.intent.SandboxID)
+	if err != nil {
+		return ReceiptBad, nil, err
+	}
+	p, err := readProven(dir, &e.intent, key, "")
+	switch {
+	case errors.Is(err, receipt.ErrNotFound):
+		return ReceiptAbsent, nil, err
+	case err != nil:
+		return ReceiptBad, nil, err
+	}
+	if err := receipt.Sync(dir, e.intent.ExecID); err != nil {
+		return ReceiptBad, nil, err
+	}
+	return ReceiptGood, p, nil
+}
+
+// conclude records the outcome, stops the sandbox where it must, and answers.
+func (s *session) conclude(e *execution, v verdict) {
+	phase, effects, err := e.phase.Next(v.event)
+	if err != nil {
+		s.finish(e, nil, err)
+		return
+	}
+	e.phase = phase
+	if v.event == ExShutdown {
+		s.finish(e, nil, fmt.Errorf("%w: %w", ErrUnavailable, errAbandoned))
+		return
+	}
+	result := outcome(e, v)
+	if err := s.record(e, result, effects.Durable); err != nil {
+		// The intent stays open; a receipt is durable, so the next start of the agent answers the same.
+		s.finish(e, nil, err)
+		return
+	}
+	if err := s.leave(e, v, effects); err != nil {
+		s.log.Error("sandbox not stopped with evidence", "exec", e.intent.ExecID, "error", err)
+	}
+	s.log.Info("exec ended", "exec", e.intent.ExecID, "generation", e.intent.Generation, "status", result.GetStatus().String())
+	s.finish(e, result, nil)
+}
+
+func outcome(e *execution, v verdict) *sandboxv1.ExecResult {
+	switch v.event {
+	case ExReceipt:
+		return resultOf(&e.intent, v.proven)
+	case ExNotStarted:
+		return resultWithout(&e.intent, sandboxv1.ExecResult_NOT_STARTED, "It certainly never ran: "+v.reason)
+	default:
+		return resultWithout(&e.intent, sandboxv1.ExecResult_UNCERTAIN,
+			"It may have run, wholly, partly or not at all: "+v.reason+". Look at the workspace before you repeat it.")
+	}
+}
+
+func (s *session) record(e *execution, r *sandboxv1.ExecResult, durable bool) error {
+	b, err := encodeOutcome(r)
+	if err != nil {
+		return err
+	}
+	id := e.intent.ExecID
+	err = s.agent.journal.Update(context.Background(), durable,
+		journal.Set(execKey(s.id, id), encode(execRecord{Intent: e.intent, Outcome: b})), journal.Delete(openKey(s.id, id)))
+	if err != nil {
+		return fmt.Errorf("%w: recording the outcome of exec %s: %w (ask again with the same exec_id after the agent's restart)", ErrUnavailable, id, err)
+	}
+	return nil
+}
+
+// leave takes the session out of EXECUTING. What may still run, and what broke its seals, is stopped first.
+func (s *session) leave(e *execution, v verdict, effects ExecEffects) error {
+	sealsBroken := v.proven != nil && !v.proven.predicate.SealsIntact
+	if effects.StopSandbox || sealsBroken {
+		why := "Exec " + e.intent.ExecID + " is UNCERTAIN: " + v.reason
+		if sealsBroken {
+			why = "Exec " + e.intent.ExecID + " left broken seals."
+		}
+		if !s.state().HasSandbox() {
+			return nil // recovery has stopped it already
+		}
+		_, err := s.stop(why)
+		return err
+	}
+	if s.state() == Executing {
+		return s.apply(EvExecEnd, "", nil)
+	}
+	return nil
+}
+
+// finish gives the outcome to all who wait. The record is in the journal before the exec leaves the live ones, so a
+// lookup always finds one of the two.
+func (s *session) finish(e *execution, r *sandboxv1.ExecResult, err error) {
+	s.mu.Lock()
+	delete(s.live, e.intent.ExecID)
+	if s.running == e {
+		s.running = nil
+	}
+	s.mu.Unlock()
+	e.result, e.err = r, err
+	e.output.close()
+	close(e.done)
+}
+
+// wait waits for the outcome. The exec goes on when ctx ends.
+func (e *execution) wait(ctx context.Context) (*sandboxv1.ExecResult, error) {
+	select {
+	case <-e.done:
+		return e.result, e.err
+	case <-ctx.Done():
+		return nil, fmt.Errorf("waiting for exec %s: %w (it goes on; ask again with the same exec_id)", e.intent.ExecID, ctx.Err())
+	}
+}
+
+// answerOf rebuilds the answer of a recorded exec: what the journal holds, and receipt and output from the folder,
+// verified again.
+func (s *session) answerOf(rec *execRecord) (*sandboxv1.ExecResult, error) {
+	in := &rec.Intent
+	if rec.Outcome == nil {
+		return nil, fmt.Errorf("%w: exec %s has an intent and no outcome yet: ask again after the agent's restart", ErrUnavailable, in.ExecID)
+	}
+	r, err := decodeOutcome(rec.Outcome)
+	if err != nil {
+		return nil, err
+	}
+	if s := r.GetStatus(); s == sandboxv1.ExecResult_NOT_STARTED || s == sandboxv1.ExecResult_UNCERTAIN {
+		return r, nil
+	}
+	key, err := s.keyOf(in.SandboxID)
+	if err != nil {
+		return nil, err
+	}
+	p, err := readProven(s.agent.receiptsDir(in.SandboxID), in, key, "")
+	if err != nil {
+		return nil, fmt.Errorf("%w: exec %s was answered before from a receipt that verified: %w", ErrDataLoss, in.ExecID, err)
+	}
+	r.Stdout, r.Stderr, r.Receipt = p.stdout, p.stderr, p.envelope
+	return r, nil
+}

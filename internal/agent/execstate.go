@@ -1,0 +1,111 @@
+package agent
+
+import "fmt"
+
+// ExecPhase is how far an exec is.
+type ExecPhase string
+
+// The phases of an exec. Only Intended and Ended are in the journal; a queued exec that an agent's crash took with it
+// never ran, and its caller asks again.
+const (
+	Queued   ExecPhase = "QUEUED"
+	Intended ExecPhase = "INTENDED" // the intent is durable, the command may run
+	Ended    ExecPhase = "ENDED"
+)
+
+// ExecEvent is what happens to an exec.
+type ExecEvent string
+
+// The events of an exec.
+const (
+	ExTurn       ExecEvent = "turn"                   // first in the queue, fencing checked, sandbox ready
+	ExRefused    ExecEvent = "refused"                // it can't start, and nothing of it was made durable
+	ExReceipt    ExecEvent = "receipt verifies"       // and so does the kept output
+	ExNotStarted ExecEvent = "certainly never ran"    // receiptd's word
+	ExBad        ExecEvent = "receipt doesn't verify" // or another request's, or its output is not what it hashes
+	ExLost       ExecEvent = "no receipt"             // and there will be none
+	ExShutdown   ExecEvent = "agent shuts down"
+)
+
+// ExecEffects are what must come with a change of phase.
+type ExecEffects struct {
+	// Journal writes the record. Durable: the caller waits for the sync. A receipt is durable itself, so an outcome
+	// that rests on one needs no second sync.
+	Journal, Durable bool
+	// Start hands the command to receiptd: only ever together with a durable intent (P1).
+	Start bool
+	// StopSandbox: what is left may still run; it is stopped with evidence before anything else starts.
+	StopSandbox bool
+	// Answer gives the outcome to everyone who waits. Error gives them an error instead.
+	Answer, Error bool
+}
+
+type execTransition struct {
+	to      ExecPhase
+	effects ExecEffects
+}
+
+var execTable = map[ExecPhase]map[ExecEvent]execTransition{
+	Queued: {
+		ExTurn:     {Intended, ExecEffects{Journal: true, Durable: true, Start: true}},
+		ExRefused:  {Ended, ExecEffects{Error: true}},
+		ExShutdown: {Ended, ExecEffects{Error: true}},
+	},
+	Intended: {
+		ExReceipt:    {Ended, ExecEffects{Journal: true, Answer: true}},
+		ExNotStarted: {Ended, ExecEffects{Journal: true, Durable: true, Answer: true}},
+		ExBad:        {Ended, ExecEffects{Journal: true, Durable: true, StopSandbox: true, Answer: true}},
+		ExLost:       {Ended, ExecEffects{Journal: true, Durable: true, StopSandbox: true, Answer: true}},
+		// The intent stays open: the next start finds out.
+		ExShutdown: {Intended, ExecEffects{Error: true}},
+	},
+}
+
+// Next says where an event leads, or that it can't happen in this phase.
+func (p ExecPhase) Next(e ExecEvent) (ExecPhase, ExecEffects, error) {
+	t, ok := execTable[p][e]
+	if !ok {
+		return p, ExecEffects{}, fmt.Errorf("%w: an exec in phase %s can't take %q", ErrPrecondition, p, e)
+	}
+	return t.to, t.effects, nil
+}
+
+// ReceiptFinding is what the receipts folder holds of an exec.
+type ReceiptFinding int
+
+// The findings.
+const (
+	ReceiptAbsent ReceiptFinding = iota
+	ReceiptGood
+	ReceiptBad
+)
+
+// Knowledge is what receiptd says of an exec, when it can be asked.
+type Knowledge int
+
+// What receiptd can say. Unreachable: the sandbox lives but nobody could ask; Gone: the sandbox is seen to be dead.
+const (
+	KnowsNothing Knowledge = iota // NEVER_SEEN
+	KnowsRunning
+	KnowsReceipt
+	KnowsReceiptLost
+	Unreachable
+	Gone
+)
+
+// Decide says what becomes of an intent without an outcome. wait means: look again later. The folder is looked at
+// after receiptd was asked, so an absent receipt is a late observation, and a good receipt wins over everything.
+func Decide(r ReceiptFinding, k Knowledge) (event ExecEvent, wait bool) {
+	switch {
+	case r == ReceiptGood:
+		return ExReceipt, false
+	case r == ReceiptBad:
+		return ExBad, false
+	case k == KnowsNothing:
+		return ExNotStarted, false
+	case k == KnowsRunning:
+		return "", true
+	default:
+		return ExLost, false
+	}
+}

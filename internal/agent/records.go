@@ -1,0 +1,234 @@
+package agent
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	sandboxv1 "github.com/sandbox-agent/sandbox-agent/api/sandbox/v1"
+	"github.com/sandbox-agent/sandbox-agent/internal/agent/workspace"
+	"github.com/sandbox-agent/sandbox-agent/internal/runtime"
+	"github.com/sandbox-agent/sandbox-agent/pkg/mounts"
+)
+
+// The journal's keys. Ids hold no slash, so the keys of one session lie together and in order.
+const (
+	sessionPrefix = "session/" // session/<session>: sessionRecord
+	tombPrefix    = "tomb/"    // tomb/<session>: tombRecord; the id is never used again
+	sandboxPrefix = "sandbox/" // sandbox/<sandbox>: keyRecord, as long as receipts may be asked for
+	execPrefix    = "exec/"    // exec/<session>/<exec>: execRecord
+	openPrefix    = "open/"    // open/<session>/<exec>: an intent without an outcome; the value is empty
+)
+
+func sessionKey(id string) string         { return sessionPrefix + id }
+func tombKey(id string) string            { return tombPrefix + id }
+func sandboxKey(id string) string         { return sandboxPrefix + id }
+func execKey(session, exec string) string { return execPrefix + session + "/" + exec }
+func openKey(session, exec string) string { return openPrefix + session + "/" + exec }
+
+// sessionRecord is what must survive of a session.
+type sessionRecord struct {
+	ID            string    `json:"id"`
+	RequestDigest string    `json:"requestDigest"` // of the CreateSession: the same one again gets the same session
+	OwnerEpoch    uint64    `json:"ownerEpoch"`
+	Generation    uint64    `json:"generation"`
+	State         State     `json:"state"`
+	Reason        string    `json:"reason,omitempty"`
+	CreatedAt     time.Time `json:"createdAt"`
+
+	Workspace workspace.Workspace `json:"workspace"`
+	GitLayout string              `json:"gitLayout"`
+	Runtime   string              `json:"runtime"`
+	Network   string              `json:"network"`
+	Resources resources           `json:"resources"`
+	Env       map[string]string   `json:"env,omitempty"`
+	Notes     []string            `json:"notes,omitempty"`
+
+	// Sandbox is the newest one; it stays here, with its evidence, after it was stopped.
+	Sandbox *sandboxRecord `json:"sandbox,omitempty"`
+}
+
+type resources struct {
+	CPUs        float64 `json:"cpus"`
+	MemoryBytes int64   `json:"memoryBytes"`
+	Pids        int64   `json:"pids"`
+}
+
+// sandboxRecord names one sandbox beyond doubt. It is durable before the runtime is asked to make anything.
+type sandboxRecord struct {
+	ID         string `json:"id"`
+	Generation uint64 `json:"generation"`
+	Dir        string `json:"dir"`
+	// Slot is the sandbox's place in the node's range of host uids.
+	Slot int `json:"slot"`
+	// Identity is empty until the runtime has made the container.
+	Identity runtime.Identity `json:"identity"`
+	// AttachEpoch is the highest that was ever announced to this receiptd (P6).
+	AttachEpoch uint64            `json:"attachEpoch"`
+	PublicKey   []byte            `json:"publicKey,omitempty"`
+	Plan        mounts.Plan       `json:"plan"`
+	Proof       []proofRecord     `json:"proof,omitempty"`
+	Seals       []sealRecord      `json:"seals,omitempty"`
+	Evidence    *runtime.Evidence `json:"evidence,omitempty"`
+}
+
+type proofRecord struct {
+	Promise string `json:"promise"`
+	What    string `json:"what"`
+	Holds   bool   `json:"holds"`
+	Detail  string `json:"detail,omitempty"`
+}
+
+type sealRecord struct {
+	Path     string `json:"path"`
+	MountID  uint64 `json:"mountId"`
+	Device   uint64 `json:"device"`
+	Inode    uint64 `json:"inode"`
+	ReadOnly bool   `json:"readOnly"`
+}
+
+// identity is what the runtime is asked about, also when it never said one.
+func (s *sandboxRecord) identity(runtimeName string) runtime.Identity {
+	if s.Identity.SandboxID != "" {
+		return s.Identity
+	}
+	return runtime.Identity{Runtime: runtimeName, SandboxID: s.ID, Dir: s.Dir}
+}
+
+// keyRecord verifies the receipts of a sandbox after the session has gone on to another one.
+type keyRecord struct {
+	Session    string `json:"session"`
+	Generation uint64 `json:"generation"`
+	PublicKey  []byte `json:"publicKey"`
+}
+
+type tombRecord struct {
+	DeletedAt time.Time `json:"deletedAt"`
+}
+
+// intentRecord is durable before a command starts (P1). What of it is in the receipt is compared with the receipt.
+type intentRecord struct {
+	ExecID        string            `json:"execId"`
+	SessionID     string            `json:"sessionId"`
+	SandboxID     string            `json:"sandboxId"`
+	ContainerID   string            `json:"containerId"`
+	Generation    uint64            `json:"generation"`
+	AttachEpoch   uint64            `json:"attachEpoch"`
+	OwnerEpoch    uint64            `json:"ownerEpoch"`
+	Nonce         string            `json:"nonce"`
+	RequestDigest string            `json:"requestDigest"`
+	Labels        map[string]string `json:"labels,omitempty"`
+	TimeoutMS     uint64            `json:"timeoutMs"`
+	RequestedAt   time.Time         `json:"requestedAt"`
+}
+
+// execRecord is an intent and, once it is known, its outcome: the answer without output and receipt, which lie in
+// the receipts folder. The command's text is not kept, its digest is.
+type execRecord struct {
+	Intent  intentRecord `json:"intent"`
+	Outcome []byte       `json:"outcome,omitempty"` // sandbox.v1.ExecResult, binary
+}
+
+func encode(v any) []byte {
+	b, err := json.Marshal(v)
+	if err != nil {
+		// Only plain structs of this package come here.
+		panic(fmt.Sprintf("encoding a journal record: %v", err))
+	}
+	return b
+}
+
+// encodeOutcome strips what lies in the receipts folder.
+func encodeOutcome(r *sandboxv1.ExecResult) ([]byte, error) {
+	b, err := proto.Marshal(withoutBytes(r))
+	if err != nil {
+		return nil, fmt.Errorf("encoding the outcome of %s: %w", r.GetExecId(), err)
+	}
+	return b, nil
+}
+
+func decodeOutcome(b []byte) (*sandboxv1.ExecResult, error) {
+	r := &sandboxv1.ExecResult{}
+	if err := proto.Unmarshal(b, r); err != nil {
+		return nil, fmt.Errorf("%w: decoding a recorded outcome: %w", ErrDataLoss, err)
+	}
+	return r, nil
+}
+
+// requestDigest tells one CreateSession from another under the same id.
+func requestDigest(r *sandboxv1.CreateSessionRequest) string {
+	b, err := proto.MarshalOptions{Deterministic: true}.Marshal(r)
+	if err != nil {
+		panic(fmt.Sprintf("encoding a request: %v", err))
+	}
+	sum := sha256.Sum256(b)
+	return hex.EncodeToString(sum[:])
+}
+
+// ---- records as the API shows them ----
+
+func (r *sessionRecord) proto() *sandboxv1.Session {
+	w := r.Workspace
+	s := &sandboxv1.Session{
+		SessionId: r.ID, OwnerEpoch: r.OwnerEpoch, Generation: r.Generation, Reason: r.Reason,
+		State: sandboxv1.Session_State(sandboxv1.Session_State_value[string(r.State)]),
+		Workspace: &sandboxv1.Workspace{
+			Repository: w.Repository, Worktree: w.Worktree, Branch: w.Branch, BaseRef: w.BaseRef, GitLayout: r.GitLayout,
+		},
+		Resources: &sandboxv1.Resources{Cpus: r.Resources.CPUs, MemoryBytes: r.Resources.MemoryBytes, Pids: r.Resources.Pids},
+		Network:   &sandboxv1.Network{Mode: r.Network},
+		Env:       r.Env, CreatedAt: timestamppb.New(r.CreatedAt), Notes: r.Notes,
+	}
+	if r.Sandbox != nil {
+		s.Sandbox = r.Sandbox.proto(r.Runtime, r.State)
+	}
+	return s
+}
+
+func (s *sandboxRecord) proto(runtimeName string, session State) *sandboxv1.Sandbox {
+	p := &sandboxv1.Sandbox{
+		Id: s.ID, Runtime: runtimeName, ContainerId: s.Identity.ContainerID, Generation: s.Generation,
+		PublicKey: s.PublicKey, State: sandboxState(session), Evidence: evidenceProto(s.Evidence),
+	}
+	if !s.Identity.StartedAt.IsZero() {
+		p.StartedAt = timestamppb.New(s.Identity.StartedAt)
+	}
+	for _, i := range s.Proof {
+		p.Proof = append(p.Proof, &sandboxv1.ProofItem{Promise: i.Promise, What: i.What, Holds: i.Holds, Detail: i.Detail})
+	}
+	for _, i := range s.Seals {
+		p.Seals = append(p.Seals, &sandboxv1.Seal{Path: i.Path, MountId: i.MountID, Device: i.Device, Inode: i.Inode, ReadOnly: i.ReadOnly})
+	}
+	return p
+}
+
+func sandboxState(s State) sandboxv1.Sandbox_State {
+	switch s {
+	case Provisioning:
+		return sandboxv1.Sandbox_STARTING
+	case Ready, Executing:
+		return sandboxv1.Sandbox_READY
+	case Stopping:
+		return sandboxv1.Sandbox_STOPPING
+	case Uncertain:
+		return sandboxv1.Sandbox_UNCERTAIN
+	default:
+		return sandboxv1.Sandbox_STOPPED
+	}
+}
+
+func evidenceProto(e *runtime.Evidence) *sandboxv1.Evidence {
+	if e == nil {
+		return nil
+	}
+	p := &sandboxv1.Evidence{Runtime: e.Runtime, ContainerId: e.ContainerID, Complete: e.Complete}
+	for _, i := range e.Items {
+		p.Items = append(p.Items, &sandboxv1.EvidenceItem{Source: i.Source, Detail: i.Detail, ObservedAt: timestamppb.New(i.ObservedAt)})
+	}
+	return p
+}

@@ -1,0 +1,132 @@
+package agent
+
+import (
+	"fmt"
+	"strings"
+	"syscall"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	sandboxv1 "github.com/sandbox-agent/sandbox-agent/api/sandbox/v1"
+	"github.com/sandbox-agent/sandbox-agent/pkg/receipt"
+)
+
+// proven is a receipt that verified, with its kept output.
+type proven struct {
+	envelope       []byte
+	predicate      receipt.Predicate
+	stdout, stderr []byte
+}
+
+// resultOf translates a verified receipt into the answer. It depends on nothing else than its arguments, so that the
+// answer after a crash is the one that would have been given before.
+func resultOf(in *intentRecord, p *proven) *sandboxv1.ExecResult {
+	pr := &p.predicate
+	r := &sandboxv1.ExecResult{
+		ExecId: in.ExecID, SessionId: in.SessionID, OwnerEpoch: in.OwnerEpoch, Generation: in.Generation,
+		SandboxId: in.SandboxID, Labels: in.Labels,
+		Status: statusOf(pr), ExitCode: int32(pr.ExitCode), Signal: int32(pr.Signal), Oom: pr.OOM,
+		Stdout: p.stdout, Stderr: p.stderr, StdoutInfo: outputInfo(pr.Stdout), StderrInfo: outputInfo(pr.Stderr),
+		StartedAt: timestamppb.New(pr.StartedAt), Duration: durationpb.New(max(pr.EndedAt.Sub(pr.StartedAt), 0)),
+		Usage: &sandboxv1.Usage{
+			UserCpu: durationpb.New(pr.Usage.UserCPU), SystemCpu: durationpb.New(pr.Usage.SystemCPU),
+			MaxRssBytes: pr.Usage.MaxRSS, PeakMemoryBytes: pr.Usage.PeakMemory,
+		},
+		Receipt: p.envelope,
+	}
+	r.Reason = reasonOf(r.GetStatus(), pr, in)
+	return r
+}
+
+// statusOf: a command that had ended by itself before the cancel reached it keeps its own status.
+func statusOf(p *receipt.Predicate) sandboxv1.ExecResult_Status {
+	if p.Cancelled {
+		return sandboxv1.ExecResult_CANCELLED
+	}
+	return sandboxv1.ExecResult_Status(sandboxv1.ExecResult_Status_value[string(p.Status)])
+}
+
+func reasonOf(s sandboxv1.ExecResult_Status, p *receipt.Predicate, in *intentRecord) string {
+	var parts []string
+	add := func(format string, args ...any) { parts = append(parts, fmt.Sprintf(format, args...)) }
+	switch {
+	case p.Reason != "":
+		add("%s", p.Reason)
+	case s == sandboxv1.ExecResult_SIGNALED:
+		add("Signal %d (%s) ended the command.", p.Signal, syscall.Signal(p.Signal))
+	case s == sandboxv1.ExecResult_TIMED_OUT:
+		add("Its time of %s was up.", time.Duration(in.TimeoutMS)*time.Millisecond)
+	case s == sandboxv1.ExecResult_KILLED:
+		add("PID 1 of the command ended without a report (%s).", p.Boundary.Pid1)
+	case s == sandboxv1.ExecResult_CANCELLED:
+		add("It was ended on request; it may have run partly.")
+	}
+	if p.OOM {
+		add("The memory limit killed a process of it.")
+	}
+	if !p.SealsIntact {
+		add("Sealed paths were not what they must be after it: %s. The sandbox is stopped.", strings.Join(p.SealsBroken, ", "))
+	}
+	return strings.Join(parts, " ")
+}
+
+func outputInfo(o receipt.Output) *sandboxv1.OutputInfo {
+	return &sandboxv1.OutputInfo{
+		Bytes: o.Bytes, Sha256: o.SHA256, Truncated: o.Truncated(), OmittedFrom: o.OmittedFrom, OmittedBytes: o.OmittedBytes,
+	}
+}
+
+// resultWithout is the answer where there is no receipt: NOT_STARTED or UNCERTAIN.
+func resultWithout(in *intentRecord, s sandboxv1.ExecResult_Status, reason string) *sandboxv1.ExecResult {
+	return &sandboxv1.ExecResult{
+		ExecId: in.ExecID, SessionId: in.SessionID, OwnerEpoch: in.OwnerEpoch, Generation: in.Generation,
+		SandboxId: in.SandboxID, Labels: in.Labels, Status: s, Reason: reason,
+	}
+}
+
+// withoutBytes is the answer without output and receipt. The parts are shared, not copied.
+func withoutBytes(r *sandboxv1.ExecResult) *sandboxv1.ExecResult {
+	return &sandboxv1.ExecResult{
+		ExecId: r.GetExecId(), SessionId: r.GetSessionId(), OwnerEpoch: r.GetOwnerEpoch(), Generation: r.GetGeneration(),
+		Status: r.GetStatus(), ExitCode: r.GetExitCode(), Signal: r.GetSignal(), Oom: r.GetOom(),
+		StdoutInfo: r.GetStdoutInfo(), StderrInfo: r.GetStderrInfo(), StartedAt: r.GetStartedAt(), Duration: r.GetDuration(),
+		Usage: r.GetUsage(), Harvest: r.GetHarvest(), RefusedDestinations: r.GetRefusedDestinations(), Reason: r.GetReason(),
+		Labels: r.GetLabels(), SandboxId: r.GetSandboxId(),
+	}
+}
+
+// withText adds what only some callers want; the shared answer is left alone.
+func withText(r *sandboxv1.ExecResult, text bool) *sandboxv1.ExecResult {
+	if !text {
+		return r
+	}
+	c := proto.CloneOf(r)
+	c.StdoutText = strings.ToValidUTF8(string(r.GetStdout()), "\uFFFD")
+	c.StderrText = strings.ToValidUTF8(string(r.GetStderr()), "\uFFFD")
+	return c
+}
+
+// keptChunks cuts kept output into what a stream of the running command would have given from offset on.
+func keptChunks(stream sandboxv1.Stream, kept []byte, info *sandboxv1.OutputInfo, offset uint64, size int) []*sandboxv1.OutputChunk {
+	head := uint64(len(kept))
+	if info.GetTruncated() {
+		head = min(info.GetOmittedFrom(), head)
+	}
+	s := &subscriber{next: map[sandboxv1.Stream]uint64{stream: offset}}
+	var out []*sandboxv1.OutputChunk
+	emit := func(at uint64, data []byte) {
+		for len(data) > 0 {
+			n := min(len(data), size)
+			if c := s.trim(chunk{stream: stream, offset: at, data: data[:n]}); c != nil {
+				out = append(out, c)
+			}
+			at, data = at+uint64(n), data[n:]
+		}
+	}
+	emit(0, kept[:head])
+	emit(head+info.GetOmittedBytes(), kept[head:])
+	return out
+}

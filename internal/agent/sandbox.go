@@ -1,0 +1,380 @@
+package agent
+
+import (
+	"bytes"
+	"context"
+	"crypto/ed25519"
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/containerd/ttrpc"
+
+	receiptdv1 "github.com/sandbox-agent/sandbox-agent/api/receiptd/v1"
+	"github.com/sandbox-agent/sandbox-agent/internal/agent/journal"
+	"github.com/sandbox-agent/sandbox-agent/internal/agent/workspace"
+	"github.com/sandbox-agent/sandbox-agent/internal/runtime"
+	"github.com/sandbox-agent/sandbox-agent/pkg/mounts"
+	"github.com/sandbox-agent/sandbox-agent/pkg/receipt/verify"
+)
+
+const (
+	createTimeout = 60 * time.Second
+	attachTimeout = 20 * time.Second
+	stopTimeout   = 60 * time.Second
+	// nofile is RLIMIT_NOFILE of a command, soft and hard.
+	nofile = 4096
+)
+
+func randomHex(n int) string {
+	b := make([]byte, n)
+	// crypto/rand.Read never fails (Go 1.24): it ends the program instead.
+	rand.Read(b)
+	return hex.EncodeToString(b)
+}
+
+// ready gives a sandbox that can take the next command: the one there is, or a new generation. fenced is the
+// generation that the caller insists on, 0 for any: then no new one is started for it.
+func (s *session) ready(fenced uint64) (*attached, error) {
+	if sb := s.current(); sb != nil && s.state() == Ready {
+		switch {
+		case sb.dead():
+			if _, err := s.stop("The sandbox ended by itself."); err != nil {
+				return nil, err
+			}
+		case sb.broken():
+			if again, err := s.reattach(sb); err == nil {
+				return again, nil
+			} else if _, stopErr := s.stop("The connection to receiptd was lost: " + err.Error()); stopErr != nil {
+				return nil, stopErr
+			}
+		default:
+			return sb, nil
+		}
+	}
+	if st := s.state(); st != Idle {
+		if _, err := s.stop("A new sandbox is needed."); err != nil {
+			return nil, fmt.Errorf("%w: the workspace of session %s is still reserved, because %w", ErrPrecondition, s.id, err)
+		}
+	}
+	if fenced != 0 {
+		return nil, s.staleGeneration(fenced)
+	}
+	return s.provision()
+}
+
+func (s *session) staleGeneration(want uint64) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if want == s.rec.Generation {
+		return fmt.Errorf("%w: generation %d of session %s has no sandbox any more (state %s: %s): look at the workspace, then send generation 0 to have the next one started",
+			ErrPrecondition, want, s.id, s.rec.State, s.rec.Reason)
+	}
+	return fmt.Errorf("%w: generation %d is not the current one of session %s, which is %d: read the session again", ErrPrecondition, want, s.id, s.rec.Generation)
+}
+
+// provision starts the next generation's sandbox and has it prove itself. On an error nothing of it is left, or the
+// session is UNCERTAIN; there is no other way to run a command (P14).
+func (s *session) provision() (*attached, error) {
+	spec, err := s.prepare()
+	if err != nil {
+		return nil, fmt.Errorf("%w: preparing a sandbox for session %s: %w", ErrUnavailable, s.id, err)
+	}
+	sb, err := s.start(spec)
+	if err == nil {
+		return sb, nil
+	}
+	s.log.Error("sandbox not started", "sandbox", spec.SandboxID, "error", err)
+	if _, stopErr := s.stop("Its start failed: " + err.Error()); stopErr != nil {
+		return nil, fmt.Errorf("%w: starting a sandbox for session %s: %w; then %w", ErrUnavailable, s.id, err, stopErr)
+	}
+	return nil, fmt.Errorf("%w: starting a sandbox for session %s: %w", ErrUnavailable, s.id, err)
+}
+
+// prepare decides everything of the next sandbox and makes it durable, before the runtime is asked for anything: a
+// crash from here on leaves a sandbox id by which the rest of it is found.
+func (s *session) prepare() (runtime.Spec, error) {
+	a := s.agent
+	s.mu.Lock()
+	rec := s.rec
+	s.mu.Unlock()
+	w := rec.Workspace
+	if err := workspace.Recheck(w); err != nil {
+		return runtime.Spec{}, err
+	}
+	if err := workspace.MakeScratch(w.Worktree, w.Owner); err != nil {
+		return runtime.Spec{}, err
+	}
+	plan, err := mounts.New(mounts.Workspace{
+		Worktree: w.Worktree, CommonDir: w.CommonDir, MetaDir: w.MetaDir, OwnerUID: w.Owner.UID, OwnerGID: w.Owner.GID,
+	}, mounts.Exists)
+	if err != nil {
+		return runtime.Spec{}, err
+	}
+	id := "sb-" + randomHex(8)
+	slot, err := a.slots.take(id)
+	if err != nil {
+		return runtime.Spec{}, err
+	}
+	sb := &sandboxRecord{ID: id, Slot: slot, Plan: plan, Dir: filepath.Join(a.sandboxesDir(), id)}
+	if err := s.apply(EvProvision, "", func(r *sessionRecord) { sb.Generation = r.Generation; r.Sandbox = sb }); err != nil {
+		a.slots.release(slot, id)
+		return runtime.Spec{}, err
+	}
+	l := a.cfg.Limits
+	return runtime.Spec{
+		SandboxID: id, SessionID: s.id, Generation: sb.Generation,
+		Rootfs: a.cfg.Rootfs, IDs: idsOf(slot), Workspace: plan, Network: rec.Network,
+		Resources: runtime.Resources{
+			CPUs: rec.Resources.CPUs, MemoryBytes: rec.Resources.MemoryBytes, Pids: rec.Resources.Pids,
+			TmpBytes: l.TmpBytes, HomeBytes: l.HomeBytes,
+		},
+		Dir: sb.Dir, ReceiptsDir: a.receiptsDir(id), Receiptd: a.opts.Receiptd, Pid1: a.opts.Pid1,
+	}, nil
+}
+
+// start makes the container, attaches to it, and has it prove itself.
+func (s *session) start(spec runtime.Spec) (*attached, error) {
+	if err := os.Mkdir(spec.Dir, 0o711); err != nil {
+		return nil, fmt.Errorf("making the sandbox's folder: %w", err)
+	}
+	if err := os.Mkdir(spec.ReceiptsDir, 0o700); err != nil {
+		return nil, fmt.Errorf("making the receipts folder: %w", err)
+	}
+	rt, err := s.runtime()
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), createTimeout)
+	defer cancel()
+	container, err := rt.Create(ctx, spec)
+	if err != nil {
+		return nil, err
+	}
+	sb, key, err := s.attach(ctx, container, spec.ReceiptsDir)
+	if err != nil {
+		if s.current() == nil {
+			err = errors.Join(err, container.Close())
+		}
+		return nil, err
+	}
+	proof, err := prove(ctx, sb)
+	if err != nil {
+		return nil, err
+	}
+	return sb, s.apply(EvProved, "", func(r *sessionRecord) { r.Sandbox.Proof = proof }, key...)
+}
+
+func (s *session) runtime() (runtime.Runtime, error) {
+	rt, ok := s.agent.runtimes[s.rec.Runtime] // set once, at creation
+	if !ok {
+		return nil, fmt.Errorf("runtime %q of session %s is not part of this agent's configuration: add it to runtime.allowed", s.rec.Runtime, s.id)
+	}
+	return rt, nil
+}
+
+// attach opens a connection of a new epoch. The epoch is durable before receiptd hears it, so that no two agents'
+// connections ever carry the same one (P6). The record of the public key goes into the journal with the next change.
+func (s *session) attach(ctx context.Context, container runtime.Sandbox, receipts string) (*attached, []journal.Op, error) {
+	err := s.save(true, func(r *sessionRecord) {
+		r.Sandbox.AttachEpoch++
+		r.Sandbox.Identity = container.Identity()
+	})
+	if err != nil {
+		return nil, nil, err
+	}
+	rec := s.sandboxRecord()
+	conn, err := container.Dial(ctx)
+	if err != nil {
+		return nil, nil, fmt.Errorf("connecting to receiptd of %s: %w", rec.ID, err)
+	}
+	sb := &attached{Sandbox: container, epoch: rec.AttachEpoch, receipts: receipts, lost: make(chan struct{})}
+	sb.conn = ttrpc.NewClient(conn, ttrpc.WithOnClose(func() { close(sb.lost) }))
+	sb.receiptd = receiptdv1.NewReceiptdClient(sb.conn)
+	s.mu.Lock()
+	old := s.sandbox
+	s.sandbox = sb
+	s.mu.Unlock()
+	if old != nil {
+		old.conn.Close()
+	} else {
+		s.agent.watchers.Go(func() { s.watch(container) })
+	}
+	key, err := s.introduce(ctx, sb, rec)
+	return sb, key, err
+}
+
+// introduce sends Init and takes receiptd's public key: new at the first time, the same ever after.
+func (s *session) introduce(ctx context.Context, sb *attached, rec *sandboxRecord) ([]journal.Op, error) {
+	ctx, cancel := context.WithTimeout(ctx, attachTimeout)
+	defer cancel()
+	resp, err := sb.receiptd.Init(ctx, &receiptdv1.InitRequest{
+		Identity:    &receiptdv1.Identity{SessionId: s.id, SandboxId: rec.ID, Generation: rec.Generation},
+		AttachEpoch: sb.epoch,
+		View:        s.view(sb, rec),
+		Limits:      s.limits(),
+	})
+	if err != nil {
+		return nil, fmt.Errorf("introducing itself to receiptd of %s (epoch %d): %w", rec.ID, sb.epoch, err)
+	}
+	switch key := resp.GetPublicKey(); {
+	case len(key) != ed25519.PublicKeySize:
+		return nil, fmt.Errorf("receiptd of %s gave a public key of %d bytes instead of %d", rec.ID, len(key), ed25519.PublicKeySize)
+	case len(rec.PublicKey) == 0:
+		return s.learnKey(rec, resp)
+	case !bytes.Equal(key, rec.PublicKey):
+		return nil, fmt.Errorf("receiptd of %s has another public key than it had: it is not the one that was started", rec.ID)
+	}
+	return nil, nil
+}
+
+func (s *session) learnKey(rec *sandboxRecord, resp *receiptdv1.InitResponse) ([]journal.Op, error) {
+	key := ed25519.PublicKey(resp.GetPublicKey())
+	if err := verify.SaveKey(s.agent.keyFile(rec.ID), key); err != nil {
+		return nil, err
+	}
+	var seals []sealRecord
+	for _, x := range resp.GetSeals() {
+		seals = append(seals, sealRecord{Path: x.GetPath(), MountID: x.GetMountId(), Device: x.GetDevice(), Inode: x.GetInode(), ReadOnly: x.GetReadOnly()})
+	}
+	s.mu.Lock()
+	s.rec.Sandbox.PublicKey, s.rec.Sandbox.Seals = key, seals
+	s.mu.Unlock()
+	return []journal.Op{journal.Set(sandboxKey(rec.ID), encode(keyRecord{Session: s.id, Generation: rec.Generation, PublicKey: key}))}, nil
+}
+
+func (s *session) view(sb *attached, rec *sandboxRecord) *receiptdv1.View {
+	v := sb.View()
+	v.Dir = rec.Plan.Worktree
+	v.Env = commandEnv(rec.Plan.Worktree, s.agent.cfg.Workspace, s.rec.Env) // Env is set once, at creation
+	v.Seals = rec.Plan.Seals()
+	return v
+}
+
+func (s *session) limits() *receiptdv1.Limits {
+	l := s.agent.cfg.Limits
+	return &receiptdv1.Limits{
+		OutputBytes: uint64(l.OutputBytes), Nproc: uint64(s.rec.Resources.Pids), Nofile: nofile,
+		GraceMs: uint32(l.Grace.Std().Milliseconds()), MaxTimeoutMs: uint64(l.MaxTimeout.Std().Milliseconds()),
+	}
+}
+
+// prove has the sandbox show what it must; the first promise that does not hold is the error.
+func prove(ctx context.Context, sb *attached) ([]proofRecord, error) {
+	resp, err := sb.receiptd.Prove(ctx, &receiptdv1.ProveRequest{AttachEpoch: sb.epoch})
+	if err != nil {
+		return nil, fmt.Errorf("having sandbox %s prove itself: %w", sb.Identity().SandboxID, err)
+	}
+	var proof []proofRecord
+	var broken []string
+	for _, i := range resp.GetItems() {
+		proof = append(proof, proofRecord{Promise: i.GetPromise(), What: i.GetWhat(), Holds: i.GetHolds(), Detail: i.GetDetail()})
+		if !i.GetHolds() {
+			broken = append(broken, fmt.Sprintf("%s (%s: %s)", i.GetPromise(), i.GetWhat(), i.GetDetail()))
+		}
+	}
+	switch {
+	case len(broken) > 0:
+		return nil, fmt.Errorf("sandbox %s can't prove %s", sb.Identity().SandboxID, strings.Join(broken, ", "))
+	case len(proof) == 0:
+		return nil, fmt.Errorf("sandbox %s proved nothing at all", sb.Identity().SandboxID)
+	}
+	return proof, nil
+}
+
+// reattach opens a new connection to a sandbox that lives.
+func (s *session) reattach(sb *attached) (*attached, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), attachTimeout)
+	defer cancel()
+	again, key, err := s.attach(ctx, sb.Sandbox, sb.receipts)
+	if err != nil {
+		return nil, err
+	}
+	if len(key) > 0 {
+		return nil, fmt.Errorf("sandbox %s was attached before its key was known", sb.Identity().SandboxID)
+	}
+	return again, nil
+}
+
+// watch notices a sandbox that ends by itself while it is idle, so that its evidence is taken and the session says
+// so. While a command runs, the command's own goroutine notices.
+func (s *session) watch(container runtime.Sandbox) {
+	select {
+	case <-container.Exited():
+	case <-s.agent.closing:
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.urgent = append(s.urgent, func() {
+		if sb := s.current(); sb != nil && sb.Sandbox == container && s.state() == Ready {
+			if _, err := s.stop("The sandbox ended by itself."); err != nil {
+				s.log.Error("sandbox ended without evidence", "sandbox", container.Identity().SandboxID, "error", err)
+			}
+		}
+	})
+	s.wake()
+}
+
+// stop ends the sandbox, whatever state it is in, and records the evidence. Without the whole set the session is
+// UNCERTAIN and the workspace stays reserved (P5); stop can be called again.
+func (s *session) stop(why string) (*runtime.Evidence, error) {
+	if err := s.apply(EvStop, why, nil); err != nil {
+		return nil, err
+	}
+	s.mu.Lock()
+	sb := s.sandbox
+	s.sandbox = nil
+	s.mu.Unlock()
+	if sb != nil {
+		sb.conn.Close()
+	}
+	evidence, err := s.end(sb)
+	if err != nil || !evidence.Complete {
+		err = fmt.Errorf("sandbox %s could not be seen to be gone (%s): %w", s.sandboxRecord().ID, evidenceText(evidence), cmpErr(err, runtime.ErrNoEvidence))
+		saveErr := s.apply(EvNoEvidence, why+" "+err.Error(), func(r *sessionRecord) { r.Sandbox.Evidence = &evidence })
+		return &evidence, errors.Join(err, saveErr)
+	}
+	return &evidence, s.apply(EvEvidence, why, func(r *sessionRecord) { r.Sandbox.Evidence = &evidence })
+}
+
+// end asks the sandbox, and if that fails the runtime, which also knows half-made ones.
+func (s *session) end(sb *attached) (runtime.Evidence, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), stopTimeout)
+	defer cancel()
+	if sb != nil {
+		evidence, err := sb.Stop(ctx)
+		if err == nil && evidence.Complete {
+			return evidence, nil
+		}
+		s.log.Warn("stopping the sandbox failed, removing it", "sandbox", sb.Identity().SandboxID, "error", err)
+	}
+	rt, err := s.runtime()
+	if err != nil {
+		return runtime.Evidence{}, err
+	}
+	return rt.Remove(ctx, s.sandboxRecord().identity(rt.Name()))
+}
+
+func evidenceText(e runtime.Evidence) string {
+	if len(e.Items) == 0 {
+		return "no observation"
+	}
+	var found []string
+	for _, i := range e.Items {
+		found = append(found, i.Source)
+	}
+	return "only " + strings.Join(found, ", ")
+}
+
+func cmpErr(err, otherwise error) error {
+	if err != nil {
+		return err
+	}
+	return otherwise
+}

@@ -1,0 +1,227 @@
+package agent
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"sync"
+
+	"github.com/containerd/ttrpc"
+
+	receiptdv1 "github.com/sandbox-agent/sandbox-agent/api/receiptd/v1"
+	sandboxv1 "github.com/sandbox-agent/sandbox-agent/api/sandbox/v1"
+	"github.com/sandbox-agent/sandbox-agent/internal/agent/journal"
+	"github.com/sandbox-agent/sandbox-agent/internal/runtime"
+)
+
+// session is an actor. Whatever starts, uses or stops its sandbox is a job that runs on its one goroutine, which
+// lives while there is work; so commands run one at a time (P4) and a stop never meets a start. Callers queue jobs
+// and wait.
+//
+// Lock order: startMu, saveMu, mu. No lock is held while a sandbox or a command is waited for.
+type session struct {
+	agent *Agent
+	id    string
+	log   *slog.Logger
+
+	// startMu is held from an exec's last look at the fencing tokens until receiptd has its request, and by whoever
+	// raises owner_epoch: when a claim is answered, no call of the older epoch starts any more (P8).
+	startMu sync.Mutex
+	// saveMu keeps the order of record and journal.
+	saveMu sync.Mutex
+
+	mu      sync.Mutex // guards what follows
+	rec     sessionRecord
+	urgent  []func()              // jobs that go before any queued exec
+	queue   []*execution          // execs that wait for their turn
+	live    map[string]*execution // queued and running ones, by exec id
+	running *execution
+	active  bool // the goroutine runs
+	deleted bool
+	sandbox *attached // nil when there is none, or none is attached
+}
+
+// attached is a sandbox with the connection to its receiptd.
+type attached struct {
+	runtime.Sandbox
+	conn     *ttrpc.Client
+	receiptd receiptdv1.ReceiptdClient
+	epoch    uint64
+	receipts string        // the host folder of its receipts
+	lost     chan struct{} // closed when the connection is
+}
+
+// broken says whether the connection is lost; the sandbox may live.
+func (a *attached) broken() bool {
+	select {
+	case <-a.lost:
+		return true
+	default:
+		return false
+	}
+}
+
+// dead says whether the container's init was seen to end.
+func (a *attached) dead() bool {
+	select {
+	case <-a.Exited():
+		return true
+	default:
+		return false
+	}
+}
+
+func newSession(a *Agent, rec sessionRecord) *session {
+	return &session{agent: a, id: rec.ID, rec: rec, live: map[string]*execution{}, log: a.log.With("session", rec.ID)}
+}
+
+// wake starts the goroutine if there is work and none runs. Caller holds mu.
+func (s *session) wake() {
+	if s.active || (len(s.urgent) == 0 && len(s.queue) == 0) {
+		return
+	}
+	s.active = true
+	s.agent.work.Go(s.run)
+}
+
+func (s *session) run() {
+	for job := s.next(); job != nil; job = s.next() {
+		job()
+	}
+}
+
+// next takes the next job, or marks the goroutine as ended.
+func (s *session) next() func() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch {
+	case len(s.urgent) > 0:
+		job := s.urgent[0]
+		s.urgent = s.urgent[1:]
+		return job
+	case len(s.queue) > 0:
+		e := s.queue[0]
+		s.queue = s.queue[1:]
+		s.running = e
+		return func() { s.execute(e) }
+	default:
+		s.active = false
+		return nil
+	}
+}
+
+// do runs a job on the session's goroutine before any queued exec and waits for it. The job goes on when ctx ends.
+func (s *session) do(ctx context.Context, job func() error) error {
+	done := make(chan error, 1)
+	s.mu.Lock()
+	s.urgent = append(s.urgent, func() { done <- job() })
+	s.wake()
+	s.mu.Unlock()
+	select {
+	case err := <-done:
+		return err
+	case <-ctx.Done():
+		return fmt.Errorf("waiting for session %s: %w (the agent goes on)", s.id, ctx.Err())
+	}
+}
+
+// snapshot is the session as the API shows it.
+func (s *session) snapshot() *sandboxv1.Session {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	p := s.rec.proto()
+	if s.running != nil {
+		p.RunningExecId = s.running.intent.ExecID
+	}
+	for _, e := range s.queue {
+		p.QueuedExecIds = append(p.QueuedExecIds, e.intent.ExecID)
+	}
+	return p
+}
+
+// save writes the record as it is now, after change, together with other changes of the journal.
+func (s *session) save(durable bool, change func(*sessionRecord), more ...journal.Op) error {
+	s.saveMu.Lock()
+	defer s.saveMu.Unlock()
+	s.mu.Lock()
+	if change != nil {
+		change(&s.rec)
+	}
+	b := encode(&s.rec)
+	s.mu.Unlock()
+	if err := s.agent.journal.Update(context.Background(), durable, append(more, journal.Set(sessionKey(s.id), b))...); err != nil {
+		return fmt.Errorf("recording session %s: %w", s.id, err)
+	}
+	return nil
+}
+
+// apply takes an event through the state machine: it changes the record with change, and does what comes with the
+// new state. reason is shown to the caller.
+func (s *session) apply(e Event, reason string, change func(*sessionRecord), more ...journal.Op) error {
+	s.mu.Lock()
+	from := s.rec.State
+	s.mu.Unlock()
+	to, effects, err := from.Next(e)
+	if err != nil {
+		return err
+	}
+	set := func(r *sessionRecord) {
+		r.State, r.Reason = to, reason
+		if effects.NewGeneration {
+			r.Generation++
+		}
+		if change != nil {
+			change(r)
+		}
+	}
+	if effects.Durable {
+		if err := s.save(true, set, more...); err != nil {
+			return err
+		}
+	} else {
+		s.mu.Lock()
+		set(&s.rec)
+		s.mu.Unlock()
+	}
+	s.after(effects)
+	if effects.Durable {
+		s.log.Info("session changed", "from", from, "to", to, "event", string(e), "reason", reason)
+	}
+	return nil
+}
+
+// after does what a new state brings with it in memory.
+func (s *session) after(e Effects) {
+	s.mu.Lock()
+	sb, worktree := s.rec.Sandbox, s.rec.Workspace.Worktree
+	s.mu.Unlock()
+	if e.ReleaseIDs && sb != nil {
+		s.agent.slots.release(sb.Slot, sb.ID)
+	}
+	if e.ReleaseWorkspace {
+		s.agent.releaseWorkspace(worktree, s.id)
+	}
+}
+
+func (s *session) state() State {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.rec.State
+}
+
+// sandboxRecord is a copy of the newest sandbox's record, nil before the first.
+func (s *session) sandboxRecord() *sandboxRecord {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.rec.Sandbox == nil {
+		return nil
+	}
+	c := *s.rec.Sandbox
+	return &c
+}
+
+func (s *session) current() *attached {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.sandbox
+}

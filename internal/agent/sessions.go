@@ -1,0 +1,403 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	receiptdv1 "github.com/sandbox-agent/sandbox-agent/api/receiptd/v1"
+	sandboxv1 "github.com/sandbox-agent/sandbox-agent/api/sandbox/v1"
+	"github.com/sandbox-agent/sandbox-agent/internal/agent/journal"
+	"github.com/sandbox-agent/sandbox-agent/internal/agent/workspace"
+	"github.com/sandbox-agent/sandbox-agent/internal/config"
+	"github.com/sandbox-agent/sandbox-agent/internal/runtime"
+)
+
+const (
+	defaultPage = 100
+	maxPage     = 1000
+)
+
+// CreateSession checks the workspace, reserves it, records the session and starts its first sandbox. The same request
+// under the same id gives the session that is there.
+func (a *Agent) CreateSession(ctx context.Context, r *sandboxv1.CreateSessionRequest) (*sandboxv1.Session, error) {
+	if r.GetSessionId() == "" {
+		r.SessionId = "s-" + randomHex(8)
+	}
+	want, err := checkCreate(r, a.cfg)
+	if err != nil {
+		return nil, err
+	}
+	digest := requestDigest(want)
+	existing, err := a.claimID(want.GetSessionId(), digest)
+	if err != nil {
+		return nil, err
+	}
+	if existing != nil {
+		return existing.snapshot(), nil
+	}
+	defer a.unclaimID(want.GetSessionId())
+	s, err := a.makeSession(ctx, want, digest)
+	if err != nil {
+		return nil, err
+	}
+	err = s.do(ctx, func() error {
+		if _, err := s.provision(); err != nil {
+			return errors.Join(err, s.undo())
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	return s.snapshot(), nil
+}
+
+// claimID keeps a second CreateSession of this id away, or gives the session that is there already.
+func (a *Agent) claimID(id, digest string) (*session, error) {
+	tomb, err := a.tomb(id)
+	if err != nil {
+		return nil, err
+	}
+	if tomb != nil {
+		return nil, fmt.Errorf("%w: session_id %q belonged to a session that was deleted at %s, and ids are never reused: choose another",
+			ErrExists, id, tomb.DeletedAt.Format(time.RFC3339))
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	switch s := a.sessions[id]; {
+	case a.closed:
+		return nil, fmt.Errorf("%w: the agent is shutting down: ask again", ErrUnavailable)
+	case a.creating[id]:
+		return nil, fmt.Errorf("%w: session_id %q is just being created: wait for that call", ErrExists, id)
+	case s != nil && s.requestDigest() == digest:
+		return s, nil
+	case s != nil:
+		return nil, fmt.Errorf("%w: session_id %q was used for another request: choose another id", ErrExists, id)
+	case int64(len(a.sessions)+len(a.creating)) >= a.cfg.Limits.Sessions:
+		return nil, fmt.Errorf("%w: there are %d sessions (limits.sessions): delete one first", ErrExhausted, len(a.sessions))
+	}
+	a.creating[id] = true
+	return nil, nil
+}
+
+func (a *Agent) unclaimID(id string) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	delete(a.creating, id)
+}
+
+func (s *session) requestDigest() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.rec.RequestDigest
+}
+
+// makeSession looks at the disk, reserves the worktree and records the session.
+func (a *Agent) makeSession(ctx context.Context, r *sandboxv1.CreateSessionRequest, digest string) (_ *session, err error) {
+	w := r.GetWorkspace()
+	if err := a.reserveWorkspace(w.GetWorktree(), r.GetSessionId()); err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			a.releaseWorkspace(w.GetWorktree(), r.GetSessionId())
+		}
+	}()
+	if root := a.cfg.Workspace.Roots[0]; w.GetWorktree() == a.cfg.DefaultWorktree(r.GetSessionId()) {
+		if err := workspace.MakeRoot(root); err != nil {
+			return nil, err
+		}
+	}
+	ws, err := workspace.Open(ctx, workspace.Wanted{
+		Repository: w.GetRepository(), Worktree: w.GetWorktree(), Branch: w.GetBranch(), BaseRef: w.GetBaseRef(),
+		AllowRootOwned: a.cfg.Workspace.AllowRootOwned,
+	})
+	if err != nil {
+		return nil, workspaceError(err)
+	}
+	s := newSession(a, sessionRecord{
+		ID: r.GetSessionId(), RequestDigest: digest, OwnerEpoch: 1, State: Idle, CreatedAt: time.Now().UTC(),
+		Workspace: ws, GitLayout: w.GetGitLayout(), Runtime: r.GetRuntime(), Network: r.GetNetwork().GetMode(), Env: r.GetEnv(),
+		Resources: resources{CPUs: r.GetResources().GetCpus(), MemoryBytes: r.GetResources().GetMemoryBytes(), Pids: r.GetResources().GetPids()},
+		Notes:     notesOf(a.cfg.Workspace, w.GetGitLayout()),
+	})
+	if err := s.save(true, nil); err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrUnavailable, err)
+	}
+	a.mu.Lock()
+	a.sessions[s.id] = s
+	a.mu.Unlock()
+	return s, nil
+}
+
+func workspaceError(err error) error {
+	if errors.Is(err, workspace.ErrRefused) || errors.Is(err, config.ErrPath) {
+		return fmt.Errorf("%w: %w", ErrInvalid, err)
+	}
+	return err
+}
+
+// notesOf says what does not hold in the sandbox although the repository has it.
+func notesOf(w config.Workspace, layout string) []string {
+	var notes []string
+	if w.Hooks == "off" {
+		notes = append(notes, "The repository's hooks don't run in the sandbox (workspace.hooks: off).")
+	}
+	notes = append(notes, "The base clone's Git configuration is read-only in the sandbox: git config and remote add are refused.")
+	if layout == "isolated" {
+		notes = append(notes, "This version gives commands the base clone's refs and objects writable, as in git_layout shared; the isolated layout is not built yet.")
+	}
+	return notes
+}
+
+// undo forgets a session whose first sandbox could not be had, so that its caller can try again under the same id:
+// it never had a sandbox that anyone was told of. Without evidence it stays, UNCERTAIN.
+func (s *session) undo() error {
+	if s.state() != Idle {
+		return fmt.Errorf("session %s is kept, because its workspace is still reserved: retire or delete it later", s.id)
+	}
+	return s.forget()
+}
+
+// forget takes the session out of the journal and the agent's memory.
+func (s *session) forget(more ...journal.Op) error {
+	s.startMu.Lock()
+	defer s.startMu.Unlock()
+	s.saveMu.Lock()
+	defer s.saveMu.Unlock()
+	to, effects, err := s.state().Next(EvDelete)
+	if err != nil {
+		return err
+	}
+	if err := s.agent.journal.Update(context.Background(), effects.Durable, append(more, journal.Delete(sessionKey(s.id)))...); err != nil {
+		return fmt.Errorf("forgetting session %s: %w", s.id, err)
+	}
+	s.mu.Lock()
+	s.rec.State, s.deleted = to, true
+	s.mu.Unlock()
+	s.after(effects)
+	s.agent.mu.Lock()
+	delete(s.agent.sessions, s.id)
+	s.agent.mu.Unlock()
+	return nil
+}
+
+// ClaimSession raises owner_epoch, durably. When it returns, no call with an older epoch starts anything (P8).
+func (a *Agent) ClaimSession(_ context.Context, r *sandboxv1.ClaimSessionRequest) (*sandboxv1.Session, error) {
+	s, err := a.find(r.GetSessionId())
+	if err != nil {
+		return nil, err
+	}
+	s.startMu.Lock()
+	defer s.startMu.Unlock()
+	s.mu.Lock()
+	current, deleted := s.rec.OwnerEpoch, s.deleted
+	s.mu.Unlock()
+	if deleted {
+		return nil, fmt.Errorf("%w: session %s is deleted", ErrNotFound, s.id)
+	}
+	if err := checkEpoch(s.id, r.GetOwnerEpoch(), current); err != nil {
+		return nil, err
+	}
+	if err := s.save(true, func(rec *sessionRecord) { rec.OwnerEpoch++ }); err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrUnavailable, err)
+	}
+	return s.snapshot(), nil
+}
+
+// GetSession shows one session.
+func (a *Agent) GetSession(_ context.Context, r *sandboxv1.GetSessionRequest) (*sandboxv1.Session, error) {
+	s, err := a.find(r.GetSessionId())
+	if err != nil {
+		return nil, err
+	}
+	return s.snapshot(), nil
+}
+
+// ListSessions gives one page of the sessions, in the order of their ids, and the token of the next one.
+func (a *Agent) ListSessions(_ context.Context, r *sandboxv1.ListSessionsRequest) ([]*sandboxv1.Session, string, error) {
+	size, err := pageSize(r.GetPageSize())
+	if err != nil {
+		return nil, "", err
+	}
+	a.mu.Lock()
+	list := a.all()
+	a.mu.Unlock()
+	slices.SortFunc(list, func(x, y *session) int { return strings.Compare(x.id, y.id) })
+	var page []*sandboxv1.Session
+	for _, s := range list {
+		if s.id <= r.GetPageToken() {
+			continue
+		}
+		if len(page) == size {
+			return page, page[size-1].GetSessionId(), nil
+		}
+		page = append(page, s.snapshot())
+	}
+	return page, "", nil
+}
+
+func pageSize(want int32) (int, error) {
+	switch {
+	case want < 0 || want > maxPage:
+		return 0, invalid("page_size is %d: allowed are 1 to %d, 0 for %d", want, maxPage, defaultPage)
+	case want == 0:
+		return defaultPage, nil
+	}
+	return int(want), nil
+}
+
+// RetireSandbox ends the running command, stops the sandbox and answers with the evidence. Commands that wait in the
+// queue get the next generation, unless they insist on the old one.
+func (a *Agent) RetireSandbox(ctx context.Context, r *sandboxv1.RetireSandboxRequest) (*sandboxv1.Session, *sandboxv1.Evidence, error) {
+	s, err := a.find(r.GetSessionId())
+	if err != nil {
+		return nil, nil, err
+	}
+	check := func() error { return s.checkFence(r.GetOwnerEpoch(), r.GetGeneration()) }
+	evidence, err := s.retire(ctx, check, "Retired on request.")
+	if err != nil {
+		return nil, nil, err
+	}
+	return s.snapshot(), evidenceProto(evidence), nil
+}
+
+func (s *session) checkFence(epoch, generation uint64) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err := checkEpoch(s.id, epoch, s.rec.OwnerEpoch); err != nil {
+		return err
+	}
+	if generation != 0 && generation != s.rec.Generation {
+		return fmt.Errorf("%w: generation %d is not the current one of session %s, which is %d: read the session again", ErrPrecondition, generation, s.id, s.rec.Generation)
+	}
+	return nil
+}
+
+// retire has a running command end at its boundary, so that its receipt survives, and then stops the sandbox. check
+// is asked now and again when its turn comes.
+func (s *session) retire(ctx context.Context, check func() error, why string) (*runtime.Evidence, error) {
+	if err := check(); err != nil {
+		return nil, err
+	}
+	var evidence *runtime.Evidence
+	// The job is queued before the cancel: no queued exec starts between the two.
+	job := func() error {
+		if err := check(); err != nil {
+			return err
+		}
+		if sb := s.sandboxRecord(); !s.state().HasSandbox() {
+			if sb != nil {
+				evidence = sb.Evidence
+			}
+			return nil
+		}
+		var err error
+		evidence, err = s.stop(why)
+		return err
+	}
+	done := make(chan error, 1)
+	go func() { done <- s.do(context.WithoutCancel(ctx), job) }()
+	s.cancelRunning()
+	select {
+	case err := <-done:
+		return evidence, err
+	case <-ctx.Done():
+		return nil, fmt.Errorf("waiting for the sandbox of session %s to stop: %w (the agent goes on)", s.id, ctx.Err())
+	}
+}
+
+// cancelRunning asks receiptd to end the command that runs now. What comes of it is seen from its receipt.
+func (s *session) cancelRunning() {
+	s.mu.Lock()
+	e, sb := s.running, s.sandbox
+	s.mu.Unlock()
+	if e == nil || sb == nil {
+		return
+	}
+	select {
+	case <-e.started:
+	case <-e.done:
+		return
+	}
+	ctx, cancel := context.WithTimeout(s.agent.ctx, attachTimeout)
+	defer cancel()
+	if _, err := sb.receiptd.Cancel(ctx, &receiptdv1.CancelRequest{AttachEpoch: sb.epoch, ExecId: e.intent.ExecID}); err != nil {
+		s.log.Warn("command not cancelled, the sandbox is stopped under it", "exec", e.intent.ExecID, "error", err)
+		sb.conn.Close()
+	}
+}
+
+// DeleteSession stops the sandbox with evidence and forgets the session and its exec records. The worktree, the
+// receipts and the keys stay on disk; the id is never used again.
+func (a *Agent) DeleteSession(ctx context.Context, r *sandboxv1.DeleteSessionRequest) (*sandboxv1.Evidence, error) {
+	s, err := a.find(r.GetSessionId())
+	if err != nil {
+		return nil, err
+	}
+	check := func() error { return s.checkFence(r.GetOwnerEpoch(), 0) }
+	evidence, err := s.retire(ctx, check, "The session is deleted.")
+	if err != nil {
+		return nil, err
+	}
+	err = s.do(ctx, func() error {
+		if err := check(); err != nil {
+			return err
+		}
+		// A queued command may have got a sandbox in between.
+		if s.state().HasSandbox() {
+			if evidence, err = s.stop("The session is deleted."); err != nil {
+				return err
+			}
+		}
+		return s.bury()
+	})
+	if err != nil {
+		return nil, err
+	}
+	return evidenceProto(evidence), nil
+}
+
+// bury forgets the session, leaves its tombstone, and clears its exec records away; should the agent die between the
+// two, the next start clears them.
+func (s *session) bury() error {
+	if err := s.forget(journal.Set(tombKey(s.id), encode(tombRecord{DeletedAt: time.Now().UTC()}))); err != nil {
+		return err
+	}
+	return s.agent.clearExecs(s.id)
+}
+
+func (a *Agent) clearExecs(session string) error {
+	for _, prefix := range []string{execKey(session, ""), openKey(session, "")} {
+		var ops []journal.Op
+		err := a.journal.Scan(prefix, "", func(key string, _ []byte) error {
+			ops = append(ops, journal.Delete(key))
+			return nil
+		})
+		if err == nil && len(ops) > 0 {
+			err = a.journal.Update(context.Background(), false, ops...)
+		}
+		if err != nil {
+			return fmt.Errorf("clearing the exec records of session %s: %w", session, err)
+		}
+	}
+	return nil
+}
+
+// NodeInfo says what this node is.
+func (a *Agent) NodeInfo(context.Context) *sandboxv1.GetNodeInfoResponse {
+	a.mu.Lock()
+	n := len(a.sessions)
+	a.mu.Unlock()
+	return &sandboxv1.GetNodeInfoResponse{
+		Version: a.opts.Version, BootId: a.bootID, Kernel: kernelRelease(), DefaultRuntime: a.cfg.Runtime.Default,
+		AllowedRuntimes: a.cfg.Runtime.Allowed, StartedAt: timestamppb.New(a.started), Sessions: int32(n),
+		WorkspaceRoots: a.cfg.Workspace.Roots,
+	}
+}

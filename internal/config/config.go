@@ -1,0 +1,231 @@
+package config
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"strconv"
+	"time"
+
+	"golang.org/x/sys/unix"
+	"sigs.k8s.io/yaml"
+)
+
+// Config is the whole configuration. The zero value is not usable: start from Default.
+type Config struct {
+	StateDir   string     `json:"state_dir"`
+	Socket     Socket     `json:"socket"`
+	Runtime    Runtime    `json:"runtime"`
+	Containerd Containerd `json:"containerd"`
+	// Rootfs is "host", or the absolute path of a folder.
+	Rootfs    string    `json:"rootfs"`
+	Workspace Workspace `json:"workspace"`
+	Network   Network   `json:"network"`
+	Limits    Limits    `json:"limits"`
+	Listeners Listeners `json:"listeners"`
+	Retention Retention `json:"retention"`
+	Log       Log       `json:"log"`
+}
+
+// Socket is the exec socket.
+type Socket struct {
+	Path string `json:"path"`
+	// Mode is an octal string, "0660".
+	Mode string `json:"mode"`
+	// AllowUIDs are the peers (SO_PEERCRED) that may call.
+	AllowUIDs []uint32 `json:"allow_uids"`
+}
+
+// FileMode is Mode as a number; Validate has checked that it parses.
+func (s Socket) FileMode() os.FileMode {
+	m, _ := strconv.ParseUint(s.Mode, 8, 32)
+	return os.FileMode(m)
+}
+
+// Runtime names how sandboxes are hosted.
+type Runtime struct {
+	Default string   `json:"default"`
+	Allowed []string `json:"allowed"`
+}
+
+// Containerd is where the node's containerd is found.
+type Containerd struct {
+	Address   string `json:"address"`
+	Namespace string `json:"namespace"`
+}
+
+// Workspace says which worktrees are accepted and how Git is set up in them.
+type Workspace struct {
+	Roots []string `json:"roots"`
+	// GitLayout is the node's default: "isolated" or "shared".
+	GitLayout string `json:"git_layout"`
+	// Hooks is "off", or "inside": a repository's hooks run in the sandbox, as part of the untrusted command.
+	Hooks string `json:"hooks"`
+	// AllowRootOwned accepts worktrees that root owns on disk.
+	AllowRootOwned bool     `json:"allow_root_owned"`
+	Identity       Identity `json:"identity"`
+	// AllowEnv names variables that a session may set although they are refused by default.
+	AllowEnv []string `json:"allow_env"`
+}
+
+// Identity is the author and committer of commits that a command makes.
+type Identity struct {
+	Name  string `json:"name"`
+	Email string `json:"email"`
+}
+
+// Network says which network modes sessions may have.
+type Network struct {
+	Default string   `json:"default"`
+	Allowed []string `json:"allowed"`
+}
+
+// Limits are the node's bounds; a caller can go below them, never above.
+type Limits struct {
+	// Timeout is what a command gets when its caller names none; MaxTimeout is what a caller may name.
+	Timeout    Duration `json:"timeout"`
+	MaxTimeout Duration `json:"max_timeout"`
+	// OutputBytes are kept of each stream: half of them head, half tail.
+	OutputBytes  int64   `json:"output_bytes"`
+	CommandBytes int64   `json:"command_bytes"`
+	Pids         int64   `json:"pids"`
+	TmpBytes     int64   `json:"tmp_bytes"`
+	HomeBytes    int64   `json:"home_bytes"`
+	MemoryBytes  int64   `json:"memory_bytes"`
+	CPUs         float64 `json:"cpus"`
+	// Queue is how many commands of one session may wait for their turn.
+	Queue    int64 `json:"queue"`
+	Sessions int64 `json:"sessions"`
+	// Grace is the time between SIGTERM and the end of a command whose time is up.
+	Grace Duration `json:"grace"`
+}
+
+// Listeners are what a command must never reach.
+type Listeners struct {
+	TCP  []int    `json:"tcp"`
+	UDP  []int    `json:"udp"`
+	Unix []string `json:"unix"`
+}
+
+// Retention bounds how many records of ended commands are kept, and for how long.
+type Retention struct {
+	Execs int64    `json:"execs"`
+	Age   Duration `json:"age"`
+}
+
+// Log is what is written to the log. Commands also logs command texts, at level debug.
+type Log struct {
+	Level    string `json:"level"`
+	Commands bool   `json:"commands"`
+}
+
+// Duration is a time.Duration written as Go writes it: "90s", "2m", "1h".
+type Duration time.Duration
+
+// Std is d as the standard library's type.
+func (d Duration) Std() time.Duration { return time.Duration(d) }
+
+// UnmarshalJSON takes a string only: a bare number has no unit.
+func (d *Duration) UnmarshalJSON(b []byte) error {
+	var s string
+	if err := json.Unmarshal(b, &s); err != nil {
+		return fmt.Errorf("reading duration %s: write it with its unit, for example \"90s\" or \"2m\"", b)
+	}
+	v, err := time.ParseDuration(s)
+	if err != nil {
+		return fmt.Errorf("reading duration %q: write it with its unit, for example \"90s\" or \"2m\"", s)
+	}
+	*d = Duration(v)
+	return nil
+}
+
+// MarshalJSON writes what UnmarshalJSON reads.
+func (d Duration) MarshalJSON() ([]byte, error) { return json.Marshal(time.Duration(d).String()) }
+
+const (
+	gib             = int64(1) << 30
+	defaultMemory   = 4 * gib
+	maxFileBytes    = 1 << 20
+	argStrlen       = 131072 // MAX_ARG_STRLEN: 32 pages (execve(2)); one byte of it is the closing NUL.
+	maxCommandBytes = argStrlen - 1
+)
+
+// Default is the configuration of a node that has no file. nodeMemory is in bytes (NodeMemory).
+func Default(nodeMemory int64) Config {
+	return Config{
+		StateDir:   "/var/lib/sandbox-agent",
+		Socket:     Socket{Path: "/run/sandbox-agent/exec.sock", Mode: "0660", AllowUIDs: []uint32{0}},
+		Runtime:    Runtime{Default: "embedded", Allowed: []string{"embedded"}},
+		Containerd: Containerd{Address: "/run/containerd/containerd.sock", Namespace: "sandbox-agent"},
+		Rootfs:     "host",
+		Workspace: Workspace{
+			Roots:     []string{"/var/lib/sandbox-workspaces", "/home", "/srv", "/workspaces", "/mnt"},
+			GitLayout: "isolated",
+			Hooks:     "off",
+			Identity:  Identity{Name: "Sandbox Agent", Email: "sandbox-agent@localhost"},
+		},
+		Network: Network{Default: "none", Allowed: []string{"none"}},
+		Limits: Limits{
+			Timeout: Duration(2 * time.Minute), MaxTimeout: Duration(time.Hour), Grace: Duration(2 * time.Second),
+			OutputBytes: 262144, CommandBytes: maxCommandBytes, Pids: 512,
+			TmpBytes: gib, HomeBytes: gib, MemoryBytes: memoryDefault(nodeMemory), Queue: 16, Sessions: 256,
+		},
+		Listeners: Listeners{TCP: []int{44772, 18080}},
+		Retention: Retention{Execs: 10000, Age: Duration(720 * time.Hour)},
+		Log:       Log{Level: "info"},
+	}
+}
+
+// memoryDefault leaves a quarter of a small node to everything else.
+func memoryDefault(node int64) int64 { return min(defaultMemory, node/4*3) }
+
+// NodeMemory is the node's RAM in bytes (sysinfo(2)).
+func NodeMemory() (int64, error) {
+	var si unix.Sysinfo_t
+	if err := unix.Sysinfo(&si); err != nil {
+		return 0, fmt.Errorf("reading the node's memory: sysinfo: %w", err)
+	}
+	return int64(uint64(si.Totalram) * uint64(si.Unit)), nil
+}
+
+// Load reads the file at path over the defaults; an empty path gives the defaults. The result is not yet
+// validated, because flags may still override it: call Validate afterwards.
+func Load(path string) (Config, error) {
+	mem, err := NodeMemory()
+	if err != nil {
+		return Config{}, err
+	}
+	c := Default(mem)
+	if path == "" {
+		return c, nil
+	}
+	f, err := os.Open(path)
+	if err != nil {
+		return Config{}, fmt.Errorf("reading the configuration: %w", err)
+	}
+	defer f.Close()
+	b, err := io.ReadAll(io.LimitReader(f, maxFileBytes+1))
+	if err != nil {
+		return Config{}, fmt.Errorf("reading the configuration %s: %w", path, err)
+	}
+	if err := Parse(b, &c); err != nil {
+		return Config{}, fmt.Errorf("reading the configuration %s: %w", path, err)
+	}
+	return c, nil
+}
+
+// Parse reads strict YAML over c: keys that are not named keep their value, unknown and doubled keys are errors.
+func Parse(b []byte, c *Config) error {
+	if len(b) > maxFileBytes {
+		return fmt.Errorf("%w: the file is larger than %d bytes", ErrInvalid, maxFileBytes)
+	}
+	if err := yaml.UnmarshalStrict(b, c); err != nil {
+		return fmt.Errorf("%w: %w (every key is listed in docs/operations.md)", ErrInvalid, err)
+	}
+	// YAML 1.1 reads a bare off as a boolean, and the reader hands booleans to a text key as "false".
+	if c.Workspace.Hooks == "false" {
+		c.Workspace.Hooks = "off"
+	}
+	return nil
+}

@@ -1,0 +1,199 @@
+package config
+
+import (
+	"fmt"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+)
+
+// KnownRuntimes and KnownNetworks are the names that the API knows; a node allows a subset.
+var (
+	KnownRuntimes = []string{"embedded", "runc", "gvisor", "kata"}
+	KnownNetworks = []string{"none", "bridge", "cni"}
+	layouts       = []string{"isolated", "shared"}
+	hookModes     = []string{"off", "inside"}
+	levels        = []string{"debug", "info", "warn", "error"}
+	modeText      = regexp.MustCompile(`^0?[0-7]{3}$`)
+	envName       = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*$`)
+)
+
+// MaxSocketPath is what fits into sockaddr_un.sun_path with its NUL (unix(7)).
+const MaxSocketPath = 107
+
+// intRange is one bounded number of the file.
+type intRange struct {
+	key        string
+	value      int64
+	low, high  int64
+	unit       string
+	isDuration bool
+}
+
+func (c *Config) ranges() []intRange {
+	l := c.Limits
+	d := func(key string, v Duration, low, high time.Duration) intRange {
+		return intRange{key: key, value: int64(v), low: int64(low), high: int64(high), isDuration: true}
+	}
+	return []intRange{
+		d("limits.timeout", l.Timeout, time.Millisecond, l.MaxTimeout.Std()),
+		d("limits.max_timeout", l.MaxTimeout, time.Second, 24*time.Hour),
+		d("limits.grace", l.Grace, 0, time.Minute),
+		{key: "limits.output_bytes", value: l.OutputBytes, low: 2, high: 16 << 20, unit: "bytes"},
+		{key: "limits.command_bytes", value: l.CommandBytes, low: 1, high: maxCommandBytes, unit: "bytes"},
+		{key: "limits.pids", value: l.Pids, low: 8, high: 65536},
+		{key: "limits.tmp_bytes", value: l.TmpBytes, low: 1 << 20, high: 1 << 40, unit: "bytes"},
+		{key: "limits.home_bytes", value: l.HomeBytes, low: 1 << 20, high: 1 << 40, unit: "bytes"},
+		{key: "limits.memory_bytes", value: l.MemoryBytes, low: 32 << 20, high: 1 << 44, unit: "bytes"},
+		{key: "limits.queue", value: l.Queue, low: 0, high: 1024},
+		{key: "limits.sessions", value: l.Sessions, low: 1, high: 4096},
+		{key: "retention.execs", value: c.Retention.Execs, low: 1, high: 10_000_000},
+		d("retention.age", c.Retention.Age, time.Minute, 10*365*24*time.Hour),
+	}
+}
+
+// Validate checks everything that can be checked without the node. The error names key, value and allowed range.
+func (c *Config) Validate() error {
+	for _, check := range []func() error{
+		c.checkPaths, c.checkSocket, c.checkNames, c.checkRanges, c.checkListeners, c.checkIdentity,
+	} {
+		if err := check(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func bad(key string, value any, allowed string) error {
+	return fmt.Errorf("%w: %s is %#v; allowed: %s", ErrInvalid, key, value, allowed)
+}
+
+func absClean(p string) bool { return filepath.IsAbs(p) && filepath.Clean(p) == p }
+
+func (c *Config) checkPaths() error {
+	const abs = "an absolute path without \"..\", doubled or closing slashes"
+	for _, p := range []struct{ key, value string }{
+		{"state_dir", c.StateDir}, {"containerd.address", c.Containerd.Address},
+	} {
+		if !absClean(p.value) || p.value == "/" {
+			return bad(p.key, p.value, abs)
+		}
+	}
+	if c.Rootfs != "host" && !absClean(c.Rootfs) {
+		return bad("rootfs", c.Rootfs, "\"host\", or "+abs+" of a folder")
+	}
+	if len(c.Workspace.Roots) == 0 {
+		return bad("workspace.roots", c.Workspace.Roots, "at least one absolute path")
+	}
+	for i, r := range c.Workspace.Roots {
+		key := fmt.Sprintf("workspace.roots[%d]", i)
+		if !absClean(r) || r == "/" {
+			return bad(key, r, abs+", and not / itself")
+		}
+		if p := c.forbiddenPrefix(r); p != "" {
+			return bad(key, r, "no path under "+p)
+		}
+	}
+	return nil
+}
+
+func (c *Config) checkSocket() error {
+	s := c.Socket
+	if !absClean(s.Path) {
+		return bad("socket.path", s.Path, "an absolute, clean path")
+	}
+	if len(s.Path) > MaxSocketPath {
+		return bad("socket.path", s.Path, fmt.Sprintf("at most %d bytes (sun_path, unix(7)), this one has %d: choose a shorter folder",
+			MaxSocketPath, len(s.Path)))
+	}
+	if !modeText.MatchString(s.Mode) {
+		return bad("socket.mode", s.Mode, "four octal digits in quotes, for example \"0660\"")
+	}
+	if len(s.AllowUIDs) == 0 {
+		return bad("socket.allow_uids", s.AllowUIDs, "at least one uid; [0] is root alone")
+	}
+	return nil
+}
+
+func (c *Config) checkNames() error {
+	sets := []struct {
+		key   string
+		value string
+		set   []string
+	}{
+		{"workspace.git_layout", c.Workspace.GitLayout, layouts},
+		{"workspace.hooks", c.Workspace.Hooks, hookModes},
+		{"log.level", c.Log.Level, levels},
+		{"runtime.default", c.Runtime.Default, c.Runtime.Allowed},
+		{"network.default", c.Network.Default, c.Network.Allowed},
+	}
+	for i, r := range c.Runtime.Allowed {
+		sets = append(sets, struct {
+			key   string
+			value string
+			set   []string
+		}{fmt.Sprintf("runtime.allowed[%d]", i), r, KnownRuntimes})
+	}
+	for i, n := range c.Network.Allowed {
+		sets = append(sets, struct {
+			key   string
+			value string
+			set   []string
+		}{fmt.Sprintf("network.allowed[%d]", i), n, KnownNetworks})
+	}
+	for _, s := range sets {
+		if !slices.Contains(s.set, s.value) {
+			return bad(s.key, s.value, strings.Join(s.set, ", "))
+		}
+	}
+	for i, n := range c.Workspace.AllowEnv {
+		if !envName.MatchString(n) {
+			return bad(fmt.Sprintf("workspace.allow_env[%d]", i), n, "a variable's name: letters, digits and _")
+		}
+	}
+	return nil
+}
+
+func (c *Config) checkRanges() error {
+	for _, r := range c.ranges() {
+		if r.value >= r.low && r.value <= r.high {
+			continue
+		}
+		if r.isDuration {
+			return bad(r.key, time.Duration(r.value).String(), fmt.Sprintf("%s to %s", time.Duration(r.low), time.Duration(r.high)))
+		}
+		return bad(r.key, r.value, strings.TrimSpace(fmt.Sprintf("%d to %d %s", r.low, r.high, r.unit)))
+	}
+	if c.Limits.CPUs < 0 || c.Limits.CPUs > 4096 || c.Limits.CPUs != c.Limits.CPUs {
+		return bad("limits.cpus", c.Limits.CPUs, "0 (no limit) to 4096 cores")
+	}
+	return nil
+}
+
+func (c *Config) checkListeners() error {
+	for key, ports := range map[string][]int{"listeners.tcp": c.Listeners.TCP, "listeners.udp": c.Listeners.UDP} {
+		for i, p := range ports {
+			if p < 1 || p > 65535 {
+				return bad(fmt.Sprintf("%s[%d]", key, i), p, "1 to 65535")
+			}
+		}
+	}
+	for i, p := range c.Listeners.Unix {
+		if !absClean(p) && !strings.HasPrefix(p, "@") {
+			return bad(fmt.Sprintf("listeners.unix[%d]", i), p, "an absolute path, or an abstract name that begins with @")
+		}
+	}
+	return nil
+}
+
+// checkIdentity refuses what Git itself would strip or refuse in an identity.
+func (c *Config) checkIdentity() error {
+	for key, v := range map[string]string{"workspace.identity.name": c.Workspace.Identity.Name, "workspace.identity.email": c.Workspace.Identity.Email} {
+		if strings.TrimSpace(v) == "" || strings.ContainsAny(v, "<>\n\x00") {
+			return bad(key, v, "text that is not empty, without <, >, NUL and line breaks")
+		}
+	}
+	return nil
+}

@@ -1,0 +1,117 @@
+package rpc
+
+import (
+	"context"
+
+	"connectrpc.com/connect/v2"
+	"connectrpc.com/grpcreflect/v2"
+
+	sandboxv1 "github.com/sandbox-agent/sandbox-agent/api/sandbox/v1"
+	"github.com/sandbox-agent/sandbox-agent/api/sandbox/v1/sandboxv1connect"
+	"github.com/sandbox-agent/sandbox-agent/internal/agent"
+)
+
+// register puts the four services and reflection on a server. Calls that this version does not have come from the
+// generated Unimplemented handlers and say so.
+func register(server *connect.Server, a *agent.Agent) {
+	sandboxv1connect.RegisterSessionServiceHandler(server, &sessions{agent: a})
+	sandboxv1connect.RegisterExecServiceHandler(server, &execs{agent: a})
+	sandboxv1connect.RegisterGitServiceHandler(server, sandboxv1connect.UnimplementedGitServiceHandler{})
+	sandboxv1connect.RegisterNodeServiceHandler(server, &node{agent: a})
+	grpcreflect.Register(server)
+}
+
+type sessions struct {
+	sandboxv1connect.UnimplementedSessionServiceHandler // UpdateGrants, WatchEvents
+	agent                                               *agent.Agent
+}
+
+func (h *sessions) CreateSession(ctx context.Context, r *sandboxv1.CreateSessionRequest) (*sandboxv1.CreateSessionResponse, error) {
+	s, err := h.agent.CreateSession(ctx, r)
+	if err != nil {
+		return nil, err
+	}
+	return &sandboxv1.CreateSessionResponse{Session: s}, nil
+}
+
+func (h *sessions) ClaimSession(ctx context.Context, r *sandboxv1.ClaimSessionRequest) (*sandboxv1.ClaimSessionResponse, error) {
+	s, err := h.agent.ClaimSession(ctx, r)
+	if err != nil {
+		return nil, err
+	}
+	return &sandboxv1.ClaimSessionResponse{Session: s}, nil
+}
+
+func (h *sessions) GetSession(ctx context.Context, r *sandboxv1.GetSessionRequest) (*sandboxv1.GetSessionResponse, error) {
+	s, err := h.agent.GetSession(ctx, r)
+	if err != nil {
+		return nil, err
+	}
+	return &sandboxv1.GetSessionResponse{Session: s}, nil
+}
+
+func (h *sessions) ListSessions(ctx context.Context, r *sandboxv1.ListSessionsRequest) (*sandboxv1.ListSessionsResponse, error) {
+	page, next, err := h.agent.ListSessions(ctx, r)
+	if err != nil {
+		return nil, err
+	}
+	return &sandboxv1.ListSessionsResponse{Sessions: page, NextPageToken: next}, nil
+}
+
+func (h *sessions) RetireSandbox(ctx context.Context, r *sandboxv1.RetireSandboxRequest) (*sandboxv1.RetireSandboxResponse, error) {
+	s, evidence, err := h.agent.RetireSandbox(ctx, r)
+	if err != nil {
+		return nil, err
+	}
+	return &sandboxv1.RetireSandboxResponse{Session: s, Evidence: evidence}, nil
+}
+
+func (h *sessions) DeleteSession(ctx context.Context, r *sandboxv1.DeleteSessionRequest) (*sandboxv1.DeleteSessionResponse, error) {
+	evidence, err := h.agent.DeleteSession(ctx, r)
+	if err != nil {
+		return nil, err
+	}
+	return &sandboxv1.DeleteSessionResponse{Evidence: evidence}, nil
+}
+
+type execs struct {
+	sandboxv1connect.UnimplementedExecServiceHandler // CancelExec
+	agent                                            *agent.Agent
+}
+
+func (h *execs) Exec(ctx context.Context, r *sandboxv1.ExecRequest) (*sandboxv1.ExecResponse, error) {
+	result, err := h.agent.Exec(ctx, r)
+	if err != nil {
+		return nil, err
+	}
+	return &sandboxv1.ExecResponse{Result: result}, nil
+}
+
+func (h *execs) StreamExec(ctx context.Context, r *sandboxv1.StreamExecRequest, stream sandboxv1connect.ExecServiceStreamExecServerStream) error {
+	return h.agent.StreamExec(ctx, r, stream.Send)
+}
+
+func (h *execs) GetExec(ctx context.Context, r *sandboxv1.GetExecRequest) (*sandboxv1.GetExecResponse, error) {
+	return h.agent.GetExec(ctx, r)
+}
+
+func (h *execs) ListExecs(ctx context.Context, r *sandboxv1.ListExecsRequest) (*sandboxv1.ListExecsResponse, error) {
+	page, next, err := h.agent.ListExecs(ctx, r)
+	if err != nil {
+		return nil, err
+	}
+	return &sandboxv1.ListExecsResponse{Execs: page, NextPageToken: next}, nil
+}
+
+type node struct {
+	sandboxv1connect.UnimplementedNodeServiceHandler // CheckNode
+	agent                                            *agent.Agent
+}
+
+func (h *node) GetNodeInfo(ctx context.Context, _ *sandboxv1.GetNodeInfoRequest) (*sandboxv1.GetNodeInfoResponse, error) {
+	info := h.agent.NodeInfo(ctx)
+	if p, ok := peerOf(ctx); ok {
+		info.PeerUid = p.uid
+	}
+	return info, nil
+}
