@@ -1,0 +1,6 @@
+// Package escape attacks the product from inside a sandbox, over its public API: a real agent, a real repository, the
+// real kernel. Each numbered hole of the facts that the design stands on is a test TestHoleN..., each promise one
+// TestPN.... Where it can be shown, a test first shows that the attack works where there is no defence.
+//
+// Nothing is imported from here. What the tests attack is this machine's own sandbox and nothing else.
+package escape
