@@ -140,21 +140,22 @@ func (s *session) prepare() (runtime.Spec, error) {
 
 // start makes the container, attaches to it, and has it prove itself.
 func (s *session) start(spec runtime.Spec) (*attached, error) {
-	if err := os.Mkdir(spec.Dir, 0o711); err != nil {
-		return nil, fmt.Errorf("making the sandbox's folder: %w", err)
-	}
-	if err := os.Mkdir(spec.ReceiptsDir, 0o700); err != nil {
-		return nil, fmt.Errorf("making the receipts folder: %w", err)
-	}
 	rt, err := s.runtime()
 	if err != nil {
 		return nil, err
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), createTimeout)
 	defer cancel()
+	receipts, err := makeReceiptsDir(spec.ReceiptsDir)
+	if err != nil {
+		return nil, err
+	}
 	container, err := rt.Create(ctx, spec)
 	if err != nil {
 		return nil, err
+	}
+	if err := <-receipts; err != nil {
+		return nil, errors.Join(err, container.Close())
 	}
 	sb, key, err := s.attach(ctx, container, spec.ReceiptsDir)
 	if err != nil {
@@ -168,6 +169,21 @@ func (s *session) start(spec runtime.Spec) (*attached, error) {
 		return nil, err
 	}
 	return sb, s.apply(EvProved, "", func(r *sessionRecord) { r.Sandbox.Proof = proof }, key...)
+}
+
+// makeReceiptsDir makes a sandbox's receipts folder and syncs the folder above, while the container starts: a receipt
+// is only as durable as the way to it.
+func makeReceiptsDir(dir string) (<-chan error, error) {
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		return nil, fmt.Errorf("making the receipts folder: %w", err)
+	}
+	parent, err := os.Open(filepath.Dir(dir))
+	if err != nil {
+		return nil, fmt.Errorf("making the receipts folder %s durable: %w", dir, err)
+	}
+	done := make(chan error, 1)
+	go func() { done <- errors.Join(parent.Sync(), parent.Close()) }()
+	return done, nil
 }
 
 func (s *session) runtime() (runtime.Runtime, error) {

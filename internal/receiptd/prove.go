@@ -26,11 +26,16 @@ const (
 
 // probeScript uses what bash has built in and nothing else: a root file system may lack every other program. It leaves
 // a detached, double-forked child in a process group of its own behind; that one, and at its end the probe itself, are
-// stopped, so that they are certainly there when receiptd looks.
+// stopped, so that they are certainly there when receiptd looks. Of a hidden mount its mount point stays: a folder that
+// can be read and is empty.
 const probeScript = `
 mapfile -t lines </proc/self/status; printf 'status: %s\n' "${lines[@]}"
 mapfile -t lines </proc/self/mountinfo; printf 'mount: %s\n' "${lines[@]}"
-for path in "$@"; do [[ -e $path ]] && printf 'sees: %s\n' "$path"; done
+shopt -s nullglob dotglob
+for path in "$@"; do
+	in=("$path"/*)
+	[[ -e $path && ! ( -d $path && -r $path && -x $path && ${#in[@]} == 0 ) ]] && printf 'sees: %s %s\n' "$path" "${in[*]}"
+done
 for fd in {3..40}; do [[ -e /proc/self/fd/$fd ]] && printf 'fd: %s\n' "$fd"; done
 [[ /proc/self/fd/0 -ef /dev/null ]] && echo 'stdin: null'
 [[ -w / || -w /usr || -w /etc ]] && echo 'root: writable'

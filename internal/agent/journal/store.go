@@ -8,6 +8,7 @@ import (
 	"os"
 	"strings"
 	"sync/atomic"
+	"syscall"
 
 	crdberrors "github.com/cockroachdb/errors"
 	"github.com/cockroachdb/pebble/v2"
@@ -66,10 +67,20 @@ func (j *Journal) prove() (st state, err error) {
 	}()
 	db, err := openStore(j.storeDir(), &pebbleLogger{log: j.log, fatal: func(err error) { panic(err) }}, true)
 	if err != nil {
-		return state{}, err
+		return state{}, damage(err)
 	}
 	st, err = j.check(db)
-	return st, errors.Join(err, db.Close())
+	return st, damage(errors.Join(err, db.Close()))
+}
+
+// damage makes of whatever stops the reading of a store that is there ErrCorrupt, unless the operating system refused:
+// a file that is gone is damage, too.
+func damage(err error) error {
+	var errno syscall.Errno
+	if err == nil || errors.Is(err, ErrCorrupt) || errors.As(err, &errno) && errno != unix.ENOENT {
+		return err
+	}
+	return corrupt(err)
 }
 
 func (j *Journal) check(db *pebble.DB) (state, error) {
