@@ -2,6 +2,7 @@ package receiptd
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -24,6 +25,10 @@ const memoryLimit = 24 << 20
 // The order matters: undumpable before anything else can run in the container; the socket before "ready"; standard
 // output away after it, because a write to a dead agent's pipe would kill (facts.md, hole 4).
 func Main(opts Options) error {
+	if os.Getpid() != 1 {
+		// Not only out of tidiness: it destroys every internet socket of its network namespace, again and again.
+		return errors.New("it is started by sandbox-agent, as the first process of a container with a network namespace of its own")
+	}
 	debug.SetMemoryLimit(memoryLimit)
 	debug.SetGCPercent(50)
 	if err := unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0); err != nil {
