@@ -16,7 +16,7 @@ var (
 	layouts       = []string{"isolated", "shared"}
 	hookModes     = []string{"off", "inside"}
 	levels        = []string{"debug", "info", "warn", "error"}
-	modeText      = regexp.MustCompile(`^0?[0-7]{3}$`)
+	modeText      = regexp.MustCompile(`^0[0-7]{3}$`)
 	envName       = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*$`)
 )
 

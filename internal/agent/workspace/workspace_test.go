@@ -1,0 +1,212 @@
+package workspace
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/sandbox-agent/sandbox-agent/internal/testkit"
+)
+
+const uid = 1234
+
+func setUp(t *testing.T) (repo, dir string) {
+	t.Helper()
+	testkit.Need(t, testkit.Root, testkit.Git)
+	repo = testkit.Repo(t, uid)
+	return repo, filepath.Dir(repo)
+}
+
+func TestAMissingWorktreeIsMadeWithItsBranchForTheRepositorysOwner(t *testing.T) {
+	repo, dir := setUp(t)
+	require.NoError(t, os.Chown(dir, 0, 0)) // the owner itself can't make a folder here
+	wt := filepath.Join(dir, "wt")
+	ws, err := Open(t.Context(), Wanted{Repository: repo, Worktree: wt, Branch: "feature/x"})
+	require.NoError(t, err)
+	require.Equal(t, Workspace{
+		Repository: repo, Worktree: wt, Branch: "feature/x", CommonDir: filepath.Join(repo, ".git"),
+		MetaDir: filepath.Join(repo, ".git/worktrees/wt"), Owner: Owner{uid, uid}, Created: true,
+	}, ws)
+	st, err := os.Stat(filepath.Join(wt, "README"))
+	require.NoError(t, err)
+	require.EqualValues(t, uid, st.Sys().(*syscall.Stat_t).Uid)
+	again, err := Open(t.Context(), Wanted{Repository: repo, Worktree: wt})
+	require.NoError(t, err)
+	require.False(t, again.Created)
+	require.Equal(t, "feature/x", again.Branch)
+	require.NoError(t, Recheck(again))
+}
+
+func TestABadWorkspaceIsRefusedWithItsPathAndTheRemedy(t *testing.T) {
+	repo, dir := setUp(t)
+	other := testkit.Repo(t, uid)
+	foreign := testkit.Worktree(t, uid, other, "foreign")
+	mine := testkit.Worktree(t, uid, repo, "mine")
+	plain := filepath.Join(dir, "plain")
+	require.NoError(t, os.Mkdir(plain, 0o755))
+	require.NoError(t, os.Chown(plain, uid, uid))
+	link := filepath.Join(dir, "link")
+	require.NoError(t, os.Symlink(mine, link))
+	linkedParent := filepath.Join(dir, "parent")
+	require.NoError(t, os.Symlink(dir, linkedParent))
+	inside := filepath.Join(mine, "sub")
+	require.NoError(t, os.Mkdir(inside, 0o755))
+	require.NoError(t, os.Chown(inside, uid, uid))
+	file := filepath.Join(dir, "file")
+	require.NoError(t, os.WriteFile(file, nil, 0o644))
+	bare := filepath.Join(dir, "empty")
+	require.NoError(t, os.Mkdir(bare, 0o755))
+	for name, x := range map[string]struct {
+		w    Wanted
+		says string
+	}{
+		"no branch for a missing one":      {Wanted{Repository: repo, Worktree: filepath.Join(dir, "new")}, "name workspace.branch"},
+		"a bad branch name":                {Wanted{Repository: repo, Worktree: filepath.Join(dir, "new"), Branch: "a..b"}, "no valid branch name"},
+		"a branch that is an option":       {Wanted{Repository: repo, Worktree: filepath.Join(dir, "new"), Branch: "--force"}, "begins with a dash"},
+		"a base_ref that is an option":     {Wanted{Repository: repo, Worktree: filepath.Join(dir, "new"), Branch: "b", BaseRef: "--all"}, "begins with a dash"},
+		"a base_ref that isn't there":      {Wanted{Repository: repo, Worktree: filepath.Join(dir, "new"), Branch: "b", BaseRef: "nope"}, "names no commit"},
+		"a branch that exists, and a base": {Wanted{Repository: repo, Worktree: filepath.Join(dir, "new"), Branch: "main", BaseRef: "HEAD"}, "exists already"},
+		"a branch that is checked out":     {Wanted{Repository: repo, Worktree: filepath.Join(dir, "new"), Branch: "main"}, "main"},
+		"a parent that isn't there":        {Wanted{Repository: repo, Worktree: filepath.Join(dir, "no/new"), Branch: "b"}, "does not exist"},
+		"a symlink as worktree":            {Wanted{Repository: repo, Worktree: link}, "symlink"},
+		"a symlink above the worktree":     {Wanted{Repository: repo, Worktree: filepath.Join(linkedParent, "wt-mine")}, "symlink"},
+		"a symlink above the repository":   {Wanted{Repository: filepath.Join(linkedParent, "repo"), Worktree: mine}, "symlink"},
+		"a symlink above a missing one":    {Wanted{Repository: repo, Worktree: filepath.Join(linkedParent, "new"), Branch: "b"}, "symlink"},
+		"a file as worktree":               {Wanted{Repository: repo, Worktree: file}, "not a folder"},
+		"a plain folder":                   {Wanted{Repository: repo, Worktree: plain}, "not a linked worktree"},
+		"another repository's worktree":    {Wanted{Repository: repo, Worktree: foreign}, "not a linked worktree"},
+		"a folder inside a worktree":       {Wanted{Repository: repo, Worktree: inside}, "not a linked worktree"},
+		"the base clone as worktree":       {Wanted{Repository: repo, Worktree: repo}, "not a linked worktree"},
+		"a missing repository":             {Wanted{Repository: filepath.Join(dir, "none"), Worktree: mine}, "does not exist"},
+		"no repository":                    {Wanted{Repository: bare, Worktree: mine}, "no Git repository"},
+		"a worktree as repository":         {Wanted{Repository: mine, Worktree: filepath.Join(dir, "new"), Branch: "b"}, "name the base clone"},
+	} {
+		x.w.AllowRootOwned = true
+		_, err := Open(t.Context(), x.w)
+		require.ErrorIs(t, err, ErrRefused, name)
+		require.ErrorContains(t, err, x.says, name)
+		require.NoDirExists(t, filepath.Join(dir, "new"), name)
+	}
+}
+
+func TestARootOwnedWorkspaceNeedsPermission(t *testing.T) {
+	testkit.Need(t, testkit.Root, testkit.Git)
+	repo := testkit.Repo(t, 0)
+	w := Wanted{Repository: repo, Worktree: filepath.Join(filepath.Dir(repo), "wt"), Branch: "b"}
+	_, err := Open(t.Context(), w)
+	require.ErrorIs(t, err, ErrRefused)
+	require.ErrorContains(t, err, "workspace.allow_root_owned")
+	w.AllowRootOwned = true
+	ws, err := Open(t.Context(), w)
+	require.NoError(t, err)
+	require.Zero(t, ws.Owner.UID)
+}
+
+func TestOwnersThatDifferAreRefused(t *testing.T) {
+	repo, _ := setUp(t)
+	wt := testkit.Worktree(t, uid, repo, "b")
+	require.NoError(t, os.Chown(wt, uid+1, uid+1))
+	_, err := Open(t.Context(), Wanted{Repository: repo, Worktree: wt})
+	require.ErrorIs(t, err, ErrRefused)
+	require.ErrorContains(t, err, "one owner")
+	require.Error(t, Recheck(Workspace{Worktree: wt, CommonDir: filepath.Join(repo, ".git"), MetaDir: repo, Owner: Owner{uid, uid}}))
+}
+
+func TestTheRepositorysConfigurationRunsNoProgramWhenItIsLookedAt(t *testing.T) {
+	repo, dir := setUp(t)
+	canary := filepath.Join(dir, "canary")
+	hook := filepath.Join(repo, ".git/hooks/post-checkout")
+	require.NoError(t, os.MkdirAll(filepath.Dir(hook), 0o755))
+	require.NoError(t, os.WriteFile(hook, []byte("#!/bin/sh\ntouch "+canary+"\n"), 0o755))
+	testkit.GitAs(t, uid, repo, "config", "core.fsmonitor", "touch "+canary)
+	_, err := Open(t.Context(), Wanted{Repository: repo, Worktree: filepath.Join(dir, "wt"), Branch: "b"})
+	require.NoError(t, err)
+	require.NoFileExists(t, canary)
+}
+
+func TestAHangingGitEndsWithItsContext(t *testing.T) {
+	repo, dir := setUp(t)
+	head := filepath.Join(repo, ".git/HEAD")
+	require.NoError(t, os.Remove(head))
+	require.NoError(t, syscall.Mkfifo(head, 0o666))
+	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+	defer cancel()
+	_, err := Open(ctx, Wanted{Repository: repo, Worktree: filepath.Join(dir, "wt"), Branch: "b"})
+	require.Error(t, err)
+}
+
+func TestTheScratchFolderIgnoresItselfAndBelongsToTheOwner(t *testing.T) {
+	repo, _ := setUp(t)
+	wt := testkit.Worktree(t, uid, repo, "b")
+	for range 2 {
+		require.NoError(t, MakeScratch(wt, Owner{uid, uid}))
+	}
+	for _, p := range []string{ScratchName, ScratchName + "/.gitignore"} {
+		st, err := os.Lstat(filepath.Join(wt, p))
+		require.NoError(t, err)
+		require.EqualValues(t, uid, st.Sys().(*syscall.Stat_t).Uid)
+		require.EqualValues(t, uid, st.Sys().(*syscall.Stat_t).Gid)
+	}
+	require.Empty(t, testkit.GitAs(t, uid, wt, "status", "--porcelain"))
+}
+
+func TestNothingThatACommandPlantedSendsTheScratchFolderElsewhere(t *testing.T) {
+	repo, dir := setUp(t)
+	outside := filepath.Join(dir, "outside")
+	require.NoError(t, os.Mkdir(outside, 0o777))
+	require.NoError(t, os.Chmod(outside, 0o777))
+	victim := filepath.Join(dir, "victim")
+	require.NoError(t, os.WriteFile(victim, []byte("keep"), 0o666))
+	require.NoError(t, os.Chmod(victim, 0o666))
+	branch := 0
+	for name, plant := range map[string]func(t *testing.T, scratch string) (refused bool){
+		"a link in its place": func(t *testing.T, s string) bool { require.NoError(t, os.Symlink(outside, s)); return true },
+		"a file in its place": func(t *testing.T, s string) bool { require.NoError(t, os.WriteFile(s, nil, 0o644)); return true },
+		"a fifo in its place": func(t *testing.T, s string) bool { require.NoError(t, syscall.Mkfifo(s, 0o644)); return true },
+		"a link as its .gitignore": func(t *testing.T, s string) bool {
+			require.NoError(t, os.Mkdir(s, 0o777))
+			require.NoError(t, os.Chown(s, uid, uid))
+			require.NoError(t, os.Symlink(victim, filepath.Join(s, ".gitignore")))
+			return false
+		},
+		"a fifo as its .gitignore": func(t *testing.T, s string) bool {
+			require.NoError(t, os.Mkdir(s, 0o777))
+			require.NoError(t, os.Chown(s, uid, uid))
+			require.NoError(t, syscall.Mkfifo(filepath.Join(s, ".gitignore"), 0o644))
+			return false
+		},
+		"a folder as its .gitignore": func(t *testing.T, s string) bool {
+			require.NoError(t, os.MkdirAll(filepath.Join(s, ".gitignore"), 0o777))
+			require.NoError(t, os.Chown(s, uid, uid))
+			return true
+		},
+	} {
+		branch++
+		t.Run(name, func(t *testing.T) {
+			wt := testkit.Worktree(t, uid, repo, fmt.Sprintf("b%d", branch))
+			refused := plant(t, filepath.Join(wt, ScratchName))
+			err := MakeScratch(wt, Owner{uid, uid})
+			if refused {
+				require.Error(t, err)
+				require.ErrorContains(t, err, wt)
+			} else {
+				require.NoError(t, err)
+				b, err := os.ReadFile(filepath.Join(wt, ScratchName, ".gitignore"))
+				require.NoError(t, err)
+				require.Equal(t, "*\n", string(b))
+			}
+			left, err := os.ReadDir(outside)
+			require.NoError(t, err)
+			require.Empty(t, left)
+			b, err := os.ReadFile(victim)
+			require.NoError(t, err)
+			require.Equal(t, "keep", string(b))
+		})
+	}
+}

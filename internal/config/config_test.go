@@ -1,0 +1,135 @@
+package config
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+func TestEveryKeyIsOptionalAndTheDefaultsAreValid(t *testing.T) {
+	for name, text := range map[string]string{"an empty file": "", "a comment": "# nothing\n", "an empty map": "{}"} {
+		c := Default(16 * gib)
+		require.NoError(t, Parse([]byte(text), &c), name)
+		require.Equal(t, Default(16*gib), c, name)
+		require.NoError(t, c.Validate(), name)
+	}
+}
+
+func TestMemoryDefaultsTo4GiBOrThreeQuartersOfTheNode(t *testing.T) {
+	require.Equal(t, 4*gib, Default(64*gib).Limits.MemoryBytes)
+	require.Equal(t, 3*gib, Default(4*gib).Limits.MemoryBytes)
+}
+
+func TestAFileChangesOnlyTheKeysThatItNames(t *testing.T) {
+	c := Default(16 * gib)
+	require.NoError(t, Parse([]byte(`
+limits: {timeout: 5s, pids: 100}
+workspace: {roots: [/srv/work], hooks: off}
+socket: {mode: "0600"}
+`), &c))
+	require.NoError(t, c.Validate())
+	require.Equal(t, 5*time.Second, c.Limits.Timeout.Std())
+	require.EqualValues(t, 100, c.Limits.Pids)
+	require.Equal(t, time.Hour, c.Limits.MaxTimeout.Std())
+	require.Equal(t, []string{"/srv/work"}, c.Workspace.Roots)
+	require.Equal(t, "off", c.Workspace.Hooks)
+	require.Equal(t, os.FileMode(0o600), c.Socket.FileMode())
+}
+
+func TestWhatTheFileMustNotHoldIsNamed(t *testing.T) {
+	for text, names := range map[string][]string{
+		"limitz: {}":                                        {"limitz"},
+		"limits: {pid: 3}":                                  {"pid"},
+		"limits: {pids: 3}\nlimits: {pids: 4}":              {"limits"},
+		"limits: {timeout: 5}":                              {"5", "90s"},
+		"limits: {timeout: 2h}":                             {"limits.timeout", "2h0m0s", "1ms to 1h0m0s"},
+		"limits: {timeout: 0s}":                             {"limits.timeout", "0s"},
+		"limits: {max_timeout: 48h}":                        {"limits.max_timeout", "24h0m0s"},
+		"limits: {pids: 1000000}":                           {"limits.pids", "1000000", "8 to 65536"},
+		"limits: {command_bytes: 131072}":                   {"limits.command_bytes", "1 to 131071 bytes"},
+		"limits: {output_bytes: 0}":                         {"limits.output_bytes"},
+		"limits: {memory_bytes: 1}":                         {"limits.memory_bytes"},
+		"limits: {queue: -1}":                               {"limits.queue", "0 to 1024"},
+		"limits: {sessions: 0}":                             {"limits.sessions"},
+		"limits: {cpus: -1}":                                {"limits.cpus"},
+		"state_dir: relative":                               {"state_dir", "relative", "absolute"},
+		"state_dir: /a/../b":                                {"state_dir"},
+		"rootfs: image":                                     {"rootfs", "host"},
+		"runtime: {default: docker}":                        {"runtime.default", "docker", "embedded"},
+		"runtime: {default: docker, allowed: [docker]}":     {"runtime.allowed[0]", "docker"},
+		"network: {default: host}":                          {"network.default", "host"},
+		"workspace: {roots: []}":                            {"workspace.roots"},
+		"workspace: {roots: [/]}":                           {"workspace.roots[0]"},
+		"workspace: {roots: [/etc/x]}":                      {"workspace.roots[0]", "/etc"},
+		"workspace: {roots: [/var/lib/sandbox-agent/w]}":    {"workspace.roots[0]", "/var/lib/sandbox-agent"},
+		"workspace: {git_layout: open}":                     {"workspace.git_layout", "isolated"},
+		"workspace: {hooks: on}":                            {"workspace.hooks", "inside"},
+		"workspace: {identity: {name: '<x>'}}":              {"workspace.identity.name"},
+		"workspace: {allow_env: ['A B']}":                   {"workspace.allow_env[0]"},
+		"socket: {mode: 0660}":                              {"socket.mode", "quotes"},
+		"socket: {allow_uids: []}":                          {"socket.allow_uids"},
+		"socket: {path: /" + strings.Repeat("x", 107) + "}": {"socket.path", "at most 107 bytes", "108"},
+		"listeners: {tcp: [70000]}":                         {"listeners.tcp[0]", "70000", "1 to 65535"},
+		"listeners: {unix: [run/x]}":                        {"listeners.unix[0]"},
+		"log: {level: loud}":                                {"log.level", "debug"},
+		"retention: {age: 1s}":                              {"retention.age"},
+	} {
+		c := Default(16 * gib)
+		err := Parse([]byte(text), &c)
+		if err == nil {
+			err = c.Validate()
+		}
+		require.ErrorIs(t, err, ErrInvalid, text)
+		for _, name := range names {
+			require.ErrorContains(t, err, name, text)
+		}
+	}
+}
+
+func TestLoadNamesTheFileThatItCannotRead(t *testing.T) {
+	missing := filepath.Join(t.TempDir(), "missing.yaml")
+	_, err := Load(missing)
+	require.ErrorContains(t, err, missing)
+	broken := filepath.Join(t.TempDir(), "broken.yaml")
+	require.NoError(t, os.WriteFile(broken, []byte("a: [\n"), 0o600))
+	_, err = Load(broken)
+	require.ErrorContains(t, err, broken)
+	c, err := Load("")
+	require.NoError(t, err)
+	require.NoError(t, c.Validate())
+}
+
+func TestWorkspacePathsAreRefusedByTheirText(t *testing.T) {
+	c := Default(16 * gib)
+	c.Workspace.Roots = []string{"/home", "/var/lib/x", "/"} // "/" can't pass Validate; it shows that prefixes win
+	for path, why := range map[string]string{
+		"":                                   "empty",
+		"home/x":                             "not absolute",
+		"/home/../etc":                       "not clean",
+		"/home/x/":                           "not clean",
+		"/home/a\nb":                         "control character",
+		"/home/\xff":                         "not valid UTF-8",
+		"/home/" + strings.Repeat("x", 4096): "PATH_MAX",
+		"/etc/x":                             "under /etc",
+		"/usr/local/src":                     "under /usr",
+		"/lib64/x":                           "under /lib64",
+		"/proc/1/root":                       "under /proc",
+		"/var/lib/sandbox-agent/w":           "under /var/lib/sandbox-agent",
+		"/var/lib":                           "agent's own folders",
+	} {
+		err := c.CheckWorkspacePath("workspace.worktree", path)
+		require.ErrorIs(t, err, ErrPath, path)
+		require.ErrorContains(t, err, why, path)
+		require.ErrorContains(t, err, "workspace.worktree", path)
+	}
+	c.Workspace.Roots = []string{"/home", "/srv"}
+	require.NoError(t, c.CheckWorkspacePath("w", "/home/x"))
+	require.NoError(t, c.CheckWorkspacePath("w", "/srv/a/b c"))
+	for _, outside := range []string{"/home", "/opt/x", "/homes/x"} {
+		require.ErrorContains(t, c.CheckWorkspacePath("w", outside), "none of workspace.roots")
+	}
+}
