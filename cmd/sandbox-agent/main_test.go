@@ -4,9 +4,12 @@ import (
 	"testing"
 
 	"github.com/rogpeppe/go-internal/testscript"
+
+	"github.com/sandbox-agent/sandbox-agent/internal/runtime/embedded"
 )
 
 func TestMain(m *testing.M) {
+	embedded.Init() // see main
 	testscript.Main(m, map[string]func(){"sandbox-agent": main})
 }
 

@@ -1,0 +1,131 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/urfave/cli/v3"
+	"golang.org/x/sys/unix"
+
+	"github.com/sandbox-agent/sandbox-agent/internal/agent"
+	"github.com/sandbox-agent/sandbox-agent/internal/config"
+	"github.com/sandbox-agent/sandbox-agent/internal/rpc"
+	"github.com/sandbox-agent/sandbox-agent/internal/runtime"
+	"github.com/sandbox-agent/sandbox-agent/internal/runtime/embedded"
+)
+
+func serveCommand() *cli.Command {
+	return &cli.Command{
+		Name:  "serve",
+		Usage: "run the agent: sessions, sandboxes and the exec socket of this node; needs root",
+		Description: "Logs one line when it is ready: as text on a terminal, as JSON otherwise. SIGTERM and SIGINT end it and leave\n" +
+			"its sandboxes running; the next start attaches to them again. Flags win over the configuration file, which\n" +
+			"is strict YAML; every key is optional and listed in docs/operations.md.",
+		Flags: []cli.Flag{
+			&cli.StringFlag{Name: "config", Usage: "the configuration, a YAML `FILE`"},
+			&cli.StringFlag{Name: "state-dir", Usage: "the `FOLDER` of journal, receipts and keys (default: /var/lib/sandbox-agent)"},
+			&cli.StringFlag{Name: "socket", Usage: "the exec socket's `PATH` (default: " + DefaultSocket + ")"},
+			&cli.StringSliceFlag{Name: "workspace-root", Usage: "a `FOLDER` that repositories and worktrees may lie under; can be given again, and replaces the configured list"},
+			libexecFlag(),
+			&cli.StringFlag{Name: "log-level", Usage: "debug, info, warn or error (default: info)"},
+		},
+		Action: runServe,
+	}
+}
+
+func runServe(ctx context.Context, c *cli.Command) error {
+	if _, err := args(c); err != nil {
+		return err
+	}
+	cfg, err := serveConfig(c)
+	if err != nil {
+		return err
+	}
+	if os.Geteuid() != 0 {
+		return errors.New("the agent needs root: it makes namespaces, cgroups, idmapped mounts and host uid ranges on this machine")
+	}
+	receiptd, pid1, err := helpers(c.String("libexec-dir"))
+	if err != nil {
+		return err
+	}
+	log := newLogger(c.Root().ErrWriter, cfg.Log.Level)
+	runtimes, err := newRuntimes(&cfg, log)
+	if err != nil {
+		return err
+	}
+	began := time.Now()
+	a, err := agent.New(agent.Options{
+		Config: cfg, Runtimes: runtimes, Receiptd: receiptd, Pid1: pid1, Version: Version, Log: log,
+	})
+	if err != nil {
+		return err
+	}
+	err = rpc.Serve(ctx, rpc.Options{
+		Agent: a, Socket: cfg.Socket, Log: log,
+		Ready: func() {
+			log.Info("ready", "version", Version, "socket", cfg.Socket.Path, "state_dir", cfg.StateDir, "runtime", cfg.Runtime.Default,
+				"workspace_roots", cfg.Workspace.Roots, "took", time.Since(began).Round(time.Millisecond))
+		},
+	})
+	if sig, ok := interruptedBy(ctx); ok && err == nil {
+		log.Info("stopped; sandboxes go on", "signal", sig.String())
+	}
+	return errors.Join(err, a.Close())
+}
+
+// serveConfig is the file's settings with the flags' over them.
+func serveConfig(c *cli.Command) (config.Config, error) {
+	cfg, err := config.Load(c.String("config"))
+	if err != nil {
+		return cfg, err
+	}
+	for flag, setting := range map[string]*string{
+		"state-dir": &cfg.StateDir, "socket": &cfg.Socket.Path, "log-level": &cfg.Log.Level,
+	} {
+		if c.IsSet(flag) {
+			*setting = c.String(flag)
+		}
+	}
+	if c.IsSet("workspace-root") {
+		cfg.Workspace.Roots = c.StringSlice("workspace-root")
+	}
+	return cfg, cfg.Validate()
+}
+
+// newRuntimes makes those of runtime.allowed that are built in; the agent refuses to start without one of the list.
+func newRuntimes(cfg *config.Config, log *slog.Logger) (map[string]runtime.Runtime, error) {
+	dir := filepath.Join(cfg.StateDir, embedded.Name)
+	// 0711: a container's init, which isn't root on the host, passes through.
+	if err := os.MkdirAll(dir, 0o711); err != nil {
+		hint := ""
+		if errors.Is(err, fs.ErrPermission) || errors.Is(err, unix.EROFS) {
+			hint = ": name a folder that root can write with --state-dir"
+		}
+		return nil, fmt.Errorf("making the state folder %s: %w%s", dir, err, hint)
+	}
+	r, err := embedded.New(embedded.Options{StateDir: dir, Log: log})
+	if err != nil {
+		return nil, err
+	}
+	return map[string]runtime.Runtime{r.Name(): r}, nil
+}
+
+// newLogger writes for a person on a terminal, and for a machine otherwise. The level has been validated.
+func newLogger(w io.Writer, level string) *slog.Logger {
+	var l slog.Level
+	_ = l.UnmarshalText([]byte(level))
+	o := &slog.HandlerOptions{Level: l}
+	if f, ok := w.(*os.File); ok {
+		if _, err := unix.IoctlGetTermios(int(f.Fd()), unix.TCGETS); err == nil {
+			return slog.New(slog.NewTextHandler(w, o))
+		}
+	}
+	return slog.New(slog.NewJSONHandler(w, o))
+}
