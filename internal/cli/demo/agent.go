@@ -26,7 +26,7 @@ const demoConfig = "workspace: {allow_root_owned: true}\nlimits: {grace: 300ms}\
 
 // newPlace makes the folder. The worktree will be made in it by Git as the clone's owner, who therefore owns work.
 func newPlace(owner *repository) (p *place, err error) {
-	dir, err := os.MkdirTemp("/var/tmp", "sandbox-agent-demo-")
+	dir, err := os.MkdirTemp("/var/tmp", "sandbox-demo-")
 	if err != nil {
 		return nil, fmt.Errorf("making the demo's folder: %w", err)
 	}

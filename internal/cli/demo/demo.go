@@ -1,6 +1,7 @@
 package demo
 
 import (
+	"cmp"
 	"context"
 	"crypto/ed25519"
 	"crypto/rand"
@@ -10,6 +11,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"google.golang.org/protobuf/types/known/durationpb"
@@ -96,12 +98,15 @@ func (t *tour) open(ctx context.Context) (err error) {
 	t.line("   agent       a process of its own, state in %s", t.place.state)
 
 	if t.agent, err = startAgent(ctx, t.opts, t.place, t.repo); err != nil {
-		return err
+		return cmp.Or(context.Cause(ctx), err)
 	}
 	began := time.Now()
 	t.mayHaveSandbox = true
 	name, value, _ := cut(t.mark)
-	res, err := t.agent.client.Sessions.CreateSession(ctx, &sandboxv1.CreateSessionRequest{
+	// A Ctrl-C waits for this answer (a second or so): cut short, it would leave half a worktree.
+	create, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
+	defer cancel()
+	res, err := t.agent.client.Sessions.CreateSession(create, &sandboxv1.CreateSessionRequest{
 		SessionId: t.id,
 		Workspace: &sandboxv1.Workspace{Repository: t.repo.path, Worktree: t.worktree, Branch: t.branch},
 		Env:       map[string]string{name: value},
@@ -115,11 +120,29 @@ func (t *tour) open(ctx context.Context) (err error) {
 	t.command(fmt.Sprintf("sandbox-agent session create --repo %s --branch %s", t.repo.path, t.branch))
 	t.result(fmt.Sprintf("%s, sandbox %s, generation %d · %s", res.Session.State, res.Session.GetSandbox().GetId(), res.Session.Generation,
 		time.Since(began).Round(time.Millisecond)), true)
-	for _, p := range res.Session.GetSandbox().GetProof() {
-		t.count(check{what: fmt.Sprintf("%s: %s", p.Promise, p.What), holds: p.Holds, detail: p.Detail})
-	}
+	t.proof(res.Session.GetSandbox().GetProof())
 	t.key, err = verify.LoadKey(filepath.Join(t.place.state, "keys", res.Session.GetSandbox().GetId()+".pub"))
 	return err
+}
+
+// proof shows what the sandbox proved, a paragraph for each promise, and what it could not prove by itself.
+func (t *tour) proof(items []*sandboxv1.ProofItem) {
+	var promises []string
+	held := map[string][]string{}
+	for _, p := range items {
+		if !p.Holds {
+			t.count(check{what: p.Promise + ": " + p.What, detail: p.Detail})
+			continue
+		}
+		t.held++
+		if held[p.Promise] == nil {
+			promises = append(promises, p.Promise)
+		}
+		held[p.Promise] = append(held[p.Promise], p.What)
+	}
+	for _, name := range promises {
+		t.check(check{what: name + ": " + strings.Join(held[name], "; "), holds: true})
+	}
 }
 
 // cleanUp removes what the demo made, and says what it could not remove.
@@ -144,20 +167,18 @@ func (t *tour) cleanUp(ctx context.Context) error {
 	if t.agent != nil {
 		t.agent.stop()
 	}
-	if !sandboxGone {
-		// Removing what a live sandbox still uses would hide the problem, not solve it.
-		errs = append(errs, fmt.Errorf("left for you to look at: %s, and branch %s of %s", t.place.dir, t.branch, t.repo.path))
-		return errors.Join(errs...)
+	if sandboxGone { // removing what a live sandbox still uses would hide the problem, not solve it
+		fail("removing the worktree and its branch", t.repo.forget(ctx, t.worktree, t.branch))
 	}
-	fail("removing the worktree and its branch", t.repo.forget(ctx, t.worktree, t.branch))
 	if len(errs) == 0 {
 		fail("removing the demo's folder", os.RemoveAll(t.place.dir))
-		t.line("   worktree, branch %s and %s are gone", t.branch, t.place.dir)
 	}
-	if len(errs) == 0 && t.session != nil {
-		return t.verdict()
+	if len(errs) > 0 {
+		fail("left for you to look at", fmt.Errorf("%s, and branch %s of %s", t.place.dir, t.branch, t.repo.path))
+		return errors.Join(errs...)
 	}
-	return errors.Join(errs...)
+	t.line("   worktree, branch %s and %s are gone", t.branch, t.place.dir)
+	return t.verdict()
 }
 
 // endSession stops the sandbox with evidence. An agent that is gone is started again for it: its sandbox is not.

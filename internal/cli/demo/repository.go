@@ -84,11 +84,12 @@ func (r *repository) git(ctx context.Context, args ...string) (string, error) {
 	return strings.TrimSpace(stdout.String()), nil
 }
 
-// forget removes the demo's worktree and branch; nothing else of the clone has changed.
+// forget removes the demo's worktree and branch; nothing else of the clone has changed. --force stands twice because Git
+// leaves a worktree locked when it is cut short while making it.
 func (r *repository) forget(ctx context.Context, worktree, branch string) error {
 	var errs []error
 	if _, err := os.Lstat(worktree); err == nil {
-		if _, err := r.git(ctx, "worktree", "remove", "--force", worktree); err != nil {
+		if _, err := r.git(ctx, "worktree", "remove", "--force", "--force", worktree); err != nil {
 			errs = append(errs, err)
 		}
 	} else if !errors.Is(err, fs.ErrNotExist) {
