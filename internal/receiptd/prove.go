@@ -26,8 +26,9 @@ const (
 
 // probeScript uses what bash has built in and nothing else: a root file system may lack every other program. It leaves
 // a detached, double-forked child in a process group of its own behind; that one, and at its end the probe itself, are
-// stopped, so that they are certainly there when receiptd looks. Of a hidden mount its mount point stays: a folder that
-// can be read and is empty.
+// stopped, so that they are certainly there when receiptd looks. The child stops again and again: when its parent ends
+// after the child has stopped, its group is orphaned, and the kernel sends it SIGHUP and SIGCONT (_exit(2)). Of a
+// hidden mount its mount point stays: a folder that can be read and is empty.
 const probeScript = `
 mapfile -t lines </proc/self/status; printf 'status: %s\n' "${lines[@]}"
 mapfile -t lines </proc/self/mountinfo; printf 'mount: %s\n' "${lines[@]}"
@@ -41,7 +42,7 @@ for fd in {3..40}; do [[ -e /proc/self/fd/$fd ]] && printf 'fd: %s\n' "$fd"; don
 [[ -w / || -w /usr || -w /etc ]] && echo 'root: writable'
 [[ -e /proc/1 ]] && echo 'pid1: visible'
 set -m
-( ( kill -STOP $BASHPID ) & )
+( ( trap '' HUP; while :; do kill -STOP $BASHPID; done ) & )
 echo 'probe: end'
 kill -STOP $$
 `
