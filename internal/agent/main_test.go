@@ -31,6 +31,9 @@ func TestMain(m *testing.M) {
 // bound ends a test that hangs; no test's outcome depends on it otherwise.
 const bound = 60 * time.Second
 
+// pollEvery is for states that nothing announces.
+const pollEvery = 2 * time.Millisecond
+
 const owner = 1234
 
 // node is one agent on the embedded runtime, with folders of its own.
