@@ -265,16 +265,46 @@ func (x *execCall) finish(res *sandboxv1.ExecResult, file *resultFile, verbose b
 	if err := file.write(res); err != nil {
 		return withCode(ExitUncertain, err)
 	}
+	var err error
 	if x.json {
-		if err := printJSON(x.stdout, res); err != nil {
-			return withCode(ExitUncertain, err)
-		}
+		err = printJSON(x.stdout, res)
+	} else {
+		err = x.rest(res)
+	}
+	if err != nil {
+		return withCode(ExitUncertain, err)
 	}
 	x.say(res, verbose)
 	if code := execExitCode(res); code != 0 {
 		return &exitError{code: code, err: errSilent}
 	}
 	return nil
+}
+
+// rest shows what the result holds and the stream did not bring: it ran on while no agent was there to pass it on, or
+// this reader was too slow for its end.
+func (x *execCall) rest(res *sandboxv1.ExecResult) error {
+	for _, c := range append(
+		kept(sandboxv1.Stream_STDOUT, res.Stdout, res.StdoutInfo),
+		kept(sandboxv1.Stream_STDERR, res.Stderr, res.StderrInfo)...,
+	) {
+		if err := x.chunk(c); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// kept is a result's kept output as chunks: the head, and the tail behind what was left out.
+func kept(stream sandboxv1.Stream, b []byte, info *sandboxv1.OutputInfo) []*sandboxv1.OutputChunk {
+	head := uint64(len(b))
+	if info.GetTruncated() {
+		head = min(head, info.GetOmittedFrom())
+	}
+	return []*sandboxv1.OutputChunk{
+		{Stream: stream, Data: b[:head]},
+		{Stream: stream, Offset: head + info.GetOmittedBytes(), Data: b[head:]},
+	}
 }
 
 // say puts on stderr what the exit code alone doesn't tell.

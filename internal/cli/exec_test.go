@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"syscall"
 	"testing"
@@ -205,6 +206,37 @@ func TestOutputThatIsNotShownIsSaid(t *testing.T) {
 	require.Equal(t, 0, code)
 	require.Equal(t, "headtail", stdout)
 	require.Contains(t, stderr, "92 of 100 bytes of stdout are not shown")
+}
+
+func TestWhatTheStreamDidNotBringIsTakenFromTheResult(t *testing.T) {
+	res := exited(0, 100)
+	res.Stdout = []byte("headtail")
+	res.StdoutInfo = &sandboxv1.OutputInfo{Bytes: 100, Truncated: true, OmittedFrom: 4, OmittedBytes: 92}
+	res.Stderr, res.StderrInfo = []byte("all"), &sandboxv1.OutputInfo{Bytes: 3}
+	for name, c := range map[string]struct {
+		chunks []*sandboxv1.OutputChunk
+		want   string
+		lost   string
+	}{
+		"nothing came":              {nil, "headtail", "92 of 100"},
+		"a part of the head came":   {[]*sandboxv1.OutputChunk{outChunk(0, "he")}, "headtail", "92 of 100"},
+		"more than the head came":   {[]*sandboxv1.OutputChunk{outChunk(0, "head, and on")}, "head, and ontail", "84 of 100"},
+		"it ends within the tail":   {[]*sandboxv1.OutputChunk{outChunk(0, "head"), outChunk(96, "ta")}, "headtail", "92 of 100"},
+		"everything came, in a row": {[]*sandboxv1.OutputChunk{outChunk(0, strings.Repeat("x", 100))}, strings.Repeat("x", 100), ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, socket := serveScript(t, step{chunks: c.chunks, result: res})
+			code, stdout, stderr := runCLI(t.Context(), "exec", "--socket", socket, "s1", "--", "x")
+			require.Zero(t, code)
+			require.Equal(t, c.want, stdout)
+			require.Contains(t, stderr, "all")
+			if c.lost == "" {
+				require.NotContains(t, stderr, "not shown")
+			} else {
+				require.Contains(t, stderr, c.lost+" bytes of stdout are not shown")
+			}
+		})
+	}
 }
 
 func TestAStatusThatIsNotPlainIsExplained(t *testing.T) {
