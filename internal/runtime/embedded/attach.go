@@ -26,7 +26,8 @@ type bindMounts struct {
 	workspace *mounts.Detached
 	// ownership tells how files of the worktree get their owner inside.
 	ownership mounts.Ownership
-	inTmpfs   []string // mount points that have to be made in /tmp or HOME
+	inTmpfs   []string // mount points that have to be made in /tmp
+	hostRoot  uint32   // host id of the container's root
 }
 
 func (b *bindMounts) Close() {
@@ -41,7 +42,7 @@ func (b *bindMounts) Close() {
 
 // prepareMounts clones every bind mount. Whatever can fail for a reason of the host fails here.
 func prepareMounts(spec runtime.Spec, s skeleton, source string) (_ *bindMounts, err error) {
-	b := &bindMounts{}
+	b := &bindMounts{hostRoot: spec.IDs.HostBase}
 	defer func() {
 		if err != nil {
 			b.Close()
@@ -57,7 +58,7 @@ func prepareMounts(spec runtime.Spec, s skeleton, source string) (_ *bindMounts,
 		return nil, err
 	}
 	for _, p := range spec.Workspace.Roots() {
-		if underTmpfs(p) {
+		if underTmp(p) {
 			b.inTmpfs = append(b.inTmpfs, p)
 		}
 	}
@@ -193,10 +194,8 @@ func (b *bindMounts) attachHere(initPid int, rootfs string) error {
 			return err
 		}
 	}
-	for _, p := range b.inTmpfs {
-		if err := mkdirBeneath(root, p); err != nil {
-			return err
-		}
+	if err := b.makeInTmp(root); err != nil {
+		return err
 	}
 	if b.workspace != nil {
 		if _, err := b.workspace.Attach(root); err != nil {
@@ -245,8 +244,26 @@ func setAttr(root *os.File, path string, a mounts.Attr) error {
 	return mounts.SetAttr(f, a)
 }
 
-// mkdirBeneath makes a folder and its parents below root, in one of the container's own tmpfs. Nothing of the host is
-// mounted there yet.
+// makeInTmp makes the mount points that lie in the container's /tmp, as the container's root: that file system knows no
+// host ids. /tmp is sticky, so a command can't rename them.
+func (b *bindMounts) makeInTmp(root *os.File) error {
+	if len(b.inTmpfs) == 0 {
+		return nil
+	}
+	// Of this thread alone, which takes its own capabilities for files away until it is 0 again (capabilities(7)).
+	unix.Setfsgid(int(b.hostRoot))
+	unix.Setfsuid(int(b.hostRoot))
+	defer unix.Setfsgid(0)
+	defer unix.Setfsuid(0)
+	for _, p := range b.inTmpfs {
+		if err := mkdirBeneath(root, p); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// mkdirBeneath makes a folder and its parents below root, in the container's own /tmp.
 func mkdirBeneath(root *os.File, path string) error {
 	at := ""
 	for _, part := range strings.Split(strings.Trim(path, "/"), "/") {

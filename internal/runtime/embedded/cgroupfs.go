@@ -241,15 +241,29 @@ func (t tree) kill() {
 		writeCgroup(filepath.Join(dir, "cgroup.kill"), "1")
 	}
 	for _, pid := range t.pids() {
-		fd, err := unix.PidfdOpen(pid, 0)
-		if err != nil {
-			continue
+		if fd, err := t.killOne(pid); err == nil {
+			unix.Close(fd)
 		}
-		if slices.Contains(t.pids(), pid) {
-			unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0)
-		}
-		unix.Close(fd)
 	}
+}
+
+var errNotOurs = errors.New("process is not in the sandbox")
+
+// killOne sends SIGKILL to one process of the sandbox's cgroups and gives its pidfd.
+func (t tree) killOne(pid int) (pidfd int, err error) {
+	fd, err := unix.PidfdOpen(pid, 0)
+	if err != nil {
+		return -1, err
+	}
+	err = errNotOurs
+	if slices.Contains(t.pids(), pid) {
+		err = unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0)
+	}
+	if err != nil {
+		unix.Close(fd)
+		return -1, err
+	}
+	return fd, nil
 }
 
 // remove kills until every cgroup of the sandbox is empty, and removes them. It gives up when ctx ends: a task in

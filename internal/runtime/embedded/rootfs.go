@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/sandbox-agent/sandbox-agent/internal/runtime"
+	"github.com/sandbox-agent/sandbox-agent/pkg/mounts"
 )
 
 // entryKind is what an entry of the root file system's source is.
@@ -194,7 +195,7 @@ func (b *builder) finish() skeleton {
 		b.s.files = append(b.s.files, f)
 	}
 	for _, p := range b.inner {
-		if !b.isOwn(p) && !underTmpfs(p) {
+		if !b.isOwn(p) && !underTmp(p) {
 			b.dir(p)
 		}
 	}
@@ -211,9 +212,24 @@ func (b *builder) isOwn(p string) bool {
 	return false
 }
 
-// underTmpfs says whether a mount point lies in /tmp or HOME: it is made there once they are mounted.
-func underTmpfs(p string) bool {
-	return strings.HasPrefix(p, "/tmp/") || strings.HasPrefix(p, runtime.HomePath+"/")
+// underTmp says whether a mount point lies in the container's own /tmp: it is made there once that is mounted.
+func underTmp(p string) bool { return strings.HasPrefix(p, "/tmp/") }
+
+// checkPlaces refuses a workspace where the sandbox has something of its own. HOME belongs to the command: it could
+// rename the folders above a worktree there.
+func checkPlaces(required []string) error {
+	for _, p := range required {
+		for _, own := range []string{runtime.HomePath, runtime.InternalDir, "/proc", "/dev", "/etc", "/sys", "/run"} {
+			if p == own || strings.HasPrefix(p, own+"/") || strings.HasPrefix(own, p+"/") {
+				return fmt.Errorf("%w: %q can't be mounted in a sandbox, which has its own %s: move the repository or the worktree (git worktree move)",
+					mounts.ErrWorkspace, p, own)
+			}
+		}
+		if p == "/tmp" {
+			return fmt.Errorf("%w: the folder /tmp can't be a workspace: move it into a folder of its own", mounts.ErrWorkspace)
+		}
+	}
+	return nil
 }
 
 func contains(list []string, s string) bool {

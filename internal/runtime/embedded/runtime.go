@@ -16,6 +16,7 @@ import (
 	"github.com/opencontainers/runc/libcontainer"
 	"github.com/opencontainers/runtime-spec/specs-go"
 	"github.com/sirupsen/logrus"
+	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/encoding/protojson"
 
 	receiptdv1 "github.com/sandbox-agent/sandbox-agent/api/receiptd/v1"
@@ -270,10 +271,9 @@ func (r *Runtime) run(ctx context.Context, st *start, rec record) (_ *Sandbox, e
 	if err != nil {
 		return nil, fmt.Errorf("making the container: %w", err)
 	}
-	// A start that hangs is ended by killing what it has started.
-	stop := context.AfterFunc(ctx, func() { tree{rec.Identity.Cgroups}.kill() })
-	defer stop()
+	abort := abortOn(ctx, tree{rec.Identity.Cgroups})
 	process, ready, err := startReceiptd(ctx, container, st)
+	abort.end()
 	if err != nil {
 		return nil, err
 	}
@@ -289,6 +289,55 @@ func (r *Runtime) run(ctx context.Context, st *start, rec record) (_ *Sandbox, e
 		return nil, err
 	}
 	return sb, nil
+}
+
+// aborter ends a start that hangs: from the end of its context on it kills whatever is in the sandbox's cgroups.
+// libcontainer does not know the pids of its first stages before they tell it, so what is killed is reaped here.
+type aborter struct {
+	tree tree
+	stop func() bool
+	quit chan struct{}
+	done chan struct{}
+	// killed are pidfds of what was killed.
+	killed []int
+}
+
+func abortOn(ctx context.Context, t tree) *aborter {
+	a := &aborter{tree: t, quit: make(chan struct{}), done: make(chan struct{})}
+	a.stop = context.AfterFunc(ctx, a.kill)
+	return a
+}
+
+func (a *aborter) kill() {
+	defer close(a.done)
+	for {
+		for _, pid := range a.tree.pids() {
+			if fd, err := a.tree.killOne(pid); err == nil {
+				a.killed = append(a.killed, fd)
+			}
+		}
+		select {
+		case <-a.quit:
+			return
+		case <-time.After(time.Millisecond):
+		}
+	}
+}
+
+// end is called once libcontainer has returned and waits for nothing of its own any more.
+func (a *aborter) end() {
+	close(a.quit)
+	if a.stop() {
+		return
+	}
+	<-a.done
+	for _, fd := range a.killed {
+		// ECHILD where libcontainer has reaped it itself. What was killed ends by itself: not waited for here.
+		go func() {
+			unix.Waitid(unix.P_PIDFD, fd, nil, unix.WEXITED, nil)
+			unix.Close(fd)
+		}()
+	}
 }
 
 // startReceiptd starts the container's init; ready is the read end of its standard output.

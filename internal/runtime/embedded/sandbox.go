@@ -148,12 +148,10 @@ func sendKill(pidfd *os.File) error {
 
 // Stop kills everything of the sandbox and answers once it is gone; see runtime.Sandbox.
 func (s *Sandbox) Stop(ctx context.Context) (runtime.Evidence, error) {
-	select {
-	case s.stopping <- struct{}{}:
-		defer func() { <-s.stopping }()
-	case <-ctx.Done():
-		return runtime.Evidence{}, fmt.Errorf("stopping sandbox %s: %w: %w", s.rec.Identity.SandboxID, runtime.ErrNoEvidence, ctx.Err())
+	if err := s.lock(ctx); err != nil {
+		return runtime.Evidence{}, err
 	}
+	defer func() { <-s.stopping }()
 	ev := newEvidence(s.rec.Identity)
 	if err := s.end(ctx, ev); err != nil {
 		return ev.Evidence, err
@@ -162,6 +160,21 @@ func (s *Sandbox) Stop(ctx context.Context) (runtime.Evidence, error) {
 		return ev.Evidence, err
 	}
 	return ev.complete(), s.Close()
+}
+
+// lock waits for another Stop to return. Without one it never fails: also a context that has ended gets its try.
+func (s *Sandbox) lock(ctx context.Context) error {
+	select {
+	case s.stopping <- struct{}{}:
+		return nil
+	default:
+	}
+	select {
+	case s.stopping <- struct{}{}:
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("stopping sandbox %s: %w: it is being stopped already: %w", s.rec.Identity.SandboxID, runtime.ErrNoEvidence, ctx.Err())
+	}
 }
 
 // end kills the init and waits for its pidfd.

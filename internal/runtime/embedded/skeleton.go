@@ -44,6 +44,9 @@ func listFrom(top string) lister {
 // planRoot decides the skeleton of a sandbox's root file system and says where its binds come from.
 func planRoot(spec runtime.Spec) (skeleton, string, error) {
 	required := spec.Workspace.Roots()
+	if err := checkPlaces(required); err != nil {
+		return skeleton{}, "", err
+	}
 	if spec.Rootfs == "host" {
 		return hostSkeleton(listFrom("/"), required, spec.IDs), "/", nil
 	}
