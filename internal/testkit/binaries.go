@@ -5,6 +5,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"sync"
 	"testing"
 )
@@ -53,7 +54,8 @@ func binDir() (string, error) {
 		binaries.dir = dir
 		return dir, nil
 	}
-	dir, err := scratch("bin")
+	removeStaleBinaries()
+	dir, err := scratch(fmt.Sprintf("bin-%d", os.Getpid()))
 	if err != nil {
 		return "", err
 	}
@@ -65,6 +67,17 @@ func binDir() (string, error) {
 	}
 	binaries.dir = dir
 	return dir, nil
+}
+
+// removeStaleBinaries removes the folders of test processes that ended without CleanBinaries, for example by a panic.
+func removeStaleBinaries() {
+	dirs, _ := filepath.Glob(filepath.Join(scratchRoot, "sa-bin-*-*"))
+	for _, dir := range dirs {
+		pid, _, _ := strings.Cut(strings.TrimPrefix(filepath.Base(dir), "sa-bin-"), "-")
+		if _, err := os.Stat("/proc/" + pid); os.IsNotExist(err) {
+			os.RemoveAll(dir)
+		}
+	}
 }
 
 // BuildStatic builds a package (relative to the module's root, or an absolute folder) as a static program, the way
