@@ -9,9 +9,9 @@ import (
 	"github.com/sandbox-agent/sandbox-agent/internal/agent"
 )
 
-// codes is the whole mapping, first match first: an error that carries a kind of the agent's is that kind, even if a
+// codeTable is the whole mapping, first match first: an error that carries a kind of the agent's is that kind, even if a
 // context's end is its cause.
-var codes = []struct {
+var codeTable = []struct {
 	kind error
 	code connect.Code
 }{
@@ -38,7 +38,7 @@ func toConnect(err error) error {
 	if errors.As(err, &already) {
 		return err
 	}
-	for _, c := range codes {
+	for _, c := range codeTable {
 		if errors.Is(err, c.kind) {
 			return connect.NewError(c.code, err.Error()).WithCause(err)
 		}
