@@ -14,7 +14,7 @@ export GOFLAGS := $(GOFLAGS) -buildvcs=false
 export GOTOOLCHAIN := local
 
 REPO ?= $(CURDIR)
-BENCHTIME ?= 1s
+BIN ?= bin
 FUZZTIME ?= 20s
 
 .PHONY: help setup build demo test test-long bench lint generate generate-check fuzz clean FORCE
@@ -25,19 +25,19 @@ help: ## this list
 setup: ## install what the build needs (Debian packages; says so when Go is too old)
 	@scripts/setup.sh build
 
-build: setup bin/sandbox-agent bin/receiptd bin/pid1 ## bin/sandbox-agent, bin/receiptd, bin/pid1
+build: setup $(BIN)/sandbox-agent $(BIN)/receiptd $(BIN)/pid1 ## bin/sandbox-agent, bin/receiptd, bin/pid1
 
 # The agent has libcontainer in process, whose nsenter is C and runs before the Go runtime: cgo.
-bin/sandbox-agent: FORCE
+$(BIN)/sandbox-agent: FORCE
 	CGO_ENABLED=1 go build -trimpath -ldflags "-s -w -X $(MODULE)/internal/cli.Version=$(VERSION)" -o $@ ./cmd/sandbox-agent
 
 # What runs inside a sandbox is static and small.
-bin/receiptd bin/pid1: FORCE
+$(BIN)/receiptd $(BIN)/pid1: FORCE
 	CGO_ENABLED=0 go build -trimpath -ldflags "-s -w -X main.version=$(VERSION)" -o $@ ./cmd/$(@F)
 
 demo: build ## run through it on a real repository: make demo [REPO=/path/to/a/clone]
 	@scripts/need-root.sh "make demo"
-	@bin/sandbox-agent demo --repo "$(REPO)"
+	@$(BIN)/sandbox-agent demo --repo "$(REPO)"
 
 test: ## all tests, as root, and go vet
 	@scripts/need-root.sh "make test"
@@ -49,10 +49,10 @@ test-long: ## the tests with their long variants (a thousand commands in a row a
 	@scripts/setup.sh build test
 	@SANDBOX_LONG=1 scripts/test.sh
 
-bench: build ## measure against bare bash, the durable floor, bwrap, runc and crun
+bench: build ## measure against bare bash, the durable floor, bwrap, runc and crun (BENCHFLAGS: see go run ./bench -h)
 	@scripts/need-root.sh "make bench"
 	@scripts/setup.sh build test
-	@scripts/bench.sh
+	@go run ./bench -bin $(BIN) $(BENCHFLAGS)
 
 lint: ## gofmt, golangci-lint, govulncheck, shellcheck, import rules
 	@scripts/setup.sh build lint

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"io"
 	"net"
@@ -237,7 +238,9 @@ func TestPlainJSONOverTheSocketReachesTheSameHandlers(t *testing.T) {
 
 func status(t *testing.T, socket, path string) int {
 	t.Helper()
-	c := &http.Client{Transport: &http.Transport{Dial: func(string, string) (net.Conn, error) { return net.Dial("unix", socket) }}}
+	c := &http.Client{Transport: &http.Transport{
+		DialContext: func(context.Context, string, string) (net.Conn, error) { return net.Dial("unix", socket) },
+	}}
 	defer c.CloseIdleConnections()
 	res, err := c.Get("http://localhost" + path)
 	require.NoError(t, err)

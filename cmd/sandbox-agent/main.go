@@ -12,8 +12,13 @@ import (
 func main() {
 	// Before anything else: a sandbox begins with this program, started again as its first stage.
 	embedded.Init()
-	ctx, stop := cli.WithSignals(context.Background())
-	code := cli.Run(ctx, os.Args, os.Stdout, os.Stderr)
-	stop()
-	os.Exit(code)
+	// The import of embedded keeps the main goroutine on the process's first thread, where each hand-over to another
+	// goroutine costs a switch of threads: the work is done on another one.
+	code := make(chan int)
+	go func() {
+		ctx, stop := cli.WithSignals(context.Background())
+		defer stop()
+		code <- cli.Run(ctx, os.Args, os.Stdout, os.Stderr)
+	}()
+	os.Exit(<-code)
 }
