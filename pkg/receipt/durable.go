@@ -12,32 +12,36 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// One durable step or two
+// One durable step
 //
-// A receipt must be on disk, under its name, with its kept output, when Commit returns. POSIX asks for two waits:
-// sync the contents, rename, sync the folder, and each wait is a commit of the file system's journal. A file system
-// with ONE ordered journal needs one: once the contents have been handed to the device, the journal commit that
-// makes the receipt's name durable (it is preceded by a cache flush) also makes everything before it durable, the
-// sizes, blocks and names of all files of this exec. So there: write all, wait for the writeback alone
-// (sync_file_range, which commits nothing), rename the outputs, rename the receipt, fsync the receipt. A power cut
-// between two of these leaves a receipt with all of its output, or no receipt.
+// A receipt must be on disk, under its name, with its kept output, when Commit returns. The textbook waits twice for the
+// disk: sync the contents, rename, sync the folder. Commit waits once: it hands all contents to the device
+// (sync_file_range, which waits for the writeback and makes nothing durable by itself), renames the outputs, renames the
+// receipt, and then syncs.
 //
-// That holds for ext4 with a journal (jbd2 commits transactions in order; the blocks' conversion to written ends
-// before the page's writeback does, and so belongs to a transaction not later than the rename's) and for XFS (one
-// log, forced in order; xfs_rename logs the source inode, so that its fsync forces the rename). Everything else
-// (btrfs logs single inodes, virtio-fs and NFS have their own rules, ext4 may have no journal) gets POSIX's order.
+// On a file system with ONE ordered journal it syncs the receipt alone: the journal commit that makes the receipt's name
+// durable (it is preceded by a flush of the device's cache) also makes everything before it durable, the sizes, blocks
+// and names of all files of this exec. So a power cut at any moment leaves a receipt with all of its output, or no
+// receipt. That holds for ext4 with a journal (jbd2 commits transactions in order; the blocks' conversion to written
+// ends before the page's writeback does, and so belongs to a transaction not later than the rename's) and for XFS (one
+// log, forced in order; xfs_rename logs the source inode, so that its fsync forces the rename).
 //
-// Measured on ext4, 2 ms apart, p50 in µs, a 2.6 KB receipt | the same with 300 bytes of stdout (plain append +
-// fdatasync: 170):
+// Everywhere else (btrfs logs single inodes, virtio-fs and NFS have their own rules, ext4 may have no journal) it syncs
+// every file and the folder, at the same time. What Commit returned is as durable; only a power cut BEFORE it returned
+// can leave a receipt's name on disk without the whole contents, and such a receipt doesn't parse, doesn't verify or
+// doesn't match its output: it is refused, and its exec is UNCERTAIN, as it would be without any receipt (promise P6).
 //
-//	new files, contents synced in parallel, rename, sync folder    -  | 760
-//	new files, one commit                                        395 | 550
-//	spare files with zeros in them, one commit                   335 | 465
-//	spare files with unwritten blocks, one commit (chosen)       295 | about 450
+// Measured with spare files, 2 ms apart, on a busy machine with two cores (p25 in µs; a plain append + fdatasync took
+// 250 without a journal, 520 with one):
 //
-// Making the inode beforehand counts most: ext4 passes over inodes freed less than a minute ago one by one when it
-// makes a file (fs/ext4/ialloc.c, recently_deleted), which was seen to cost 800 µs in a folder in which many files
-// had been deleted.
+//	a 2.6 KB receipt | and 300 bytes of stdout       ext4, no journal    ext4, journal on a loop device
+//	sync contents in parallel, rename, sync folder      630 | 800           1040 | 1260
+//	rename, sync everything in parallel (chosen)        550 | 670            640 | 860
+//	rename, sync the receipt (chosen, one journal)      440 | 500            710 | 715
+//
+// On a quiet machine the files that were made beforehand count for more than the order: 295 against 395 for the
+// receipt, and ext4 passes over inodes freed less than a minute ago one by one when it makes a file
+// (fs/ext4/ialloc.c, recently_deleted), which was seen to cost 800 in a folder in which many had been deleted.
 
 // oneJournal says whether the file system behind the folder dir is known to have one ordered journal. In doubt: no.
 func oneJournal(dir int) bool {
@@ -90,13 +94,22 @@ func deviceName(major, minor uint32) string {
 
 // startWriteback has the kernel begin to write f, and waits for nothing.
 func startWriteback(fd int) error {
-	return retry(func() error { return unix.SyncFileRange(fd, 0, 0, unix.SYNC_FILE_RANGE_WRITE) })
+	return syncRange(fd, unix.SYNC_FILE_RANGE_WRITE)
 }
 
 // awaitWriteback returns once the contents of f were handed to the device. It makes nothing durable by itself.
 func awaitWriteback(fd int) error {
 	const all = unix.SYNC_FILE_RANGE_WAIT_BEFORE | unix.SYNC_FILE_RANGE_WRITE | unix.SYNC_FILE_RANGE_WAIT_AFTER
-	return retry(func() error { return unix.SyncFileRange(fd, 0, 0, all) })
+	return syncRange(fd, all)
+}
+
+// syncRange syncs the whole file where a kernel lacks the call (an emulated one may).
+func syncRange(fd int, flags int) error {
+	err := retry(func() error { return unix.SyncFileRange(fd, 0, 0, flags) })
+	if err == unix.ENOSYS {
+		return fsync(fd)
+	}
+	return err
 }
 
 func fsync(fd int) error { return retry(func() error { return unix.Fsync(fd) }) }

@@ -128,8 +128,8 @@ type part struct {
 // Commit makes one exec's receipt and kept output durable: after it returns, a power cut loses nothing of them. It
 // sets p's Sequence, Previous and the kept sizes and hashes, signs, and gives the envelope's SHA-256 (lower-case hex).
 //
-// A crash before it returns leaves a receipt with its whole output, or no receipt (or, where the file system has no
-// ordered journal, a receipt whose output is seen not to match, which ReadKept and verify.File refuse). It succeeds
+// A crash before it returns leaves a receipt with its whole output, or no receipt; a power cut may, where the file system
+// has no ordered journal, also leave one that is refused for what it is (durable.go). It succeeds
 // on a full disk if Reserve did before. It fails with ErrExecID, ErrExists, ErrInconsistent, ErrTooLarge, ErrNoSpace
 // (Reserve had not succeeded), and with ErrFailed from the first failed sync on: what a failed fsync leaves on disk
 // is unknown and a second fsync would lie about it (fsyncgate), so the sandbox must be retired.
@@ -235,10 +235,8 @@ func (c *commit) fill(p *part, large bool) error {
 	if err := c.trim(p, large); err != nil {
 		return fmt.Errorf("cutting %s to its size: %w", p.final, err)
 	}
-	if c.store.oneJournal {
-		if err := startWriteback(p.fd); err != nil {
-			return fmt.Errorf("writing %s: %w", p.final, err)
-		}
+	if err := startWriteback(p.fd); err != nil {
+		return fmt.Errorf("writing %s: %w", p.final, err)
 	}
 	return nil
 }
@@ -267,27 +265,24 @@ func (c *commit) publish() error {
 			return fmt.Errorf("naming %s: %w", p.final, err)
 		}
 	}
-	last := c.store.dir
-	if c.store.oneJournal {
-		last = c.parts[len(c.parts)-1].fd
-	}
-	if err := fsync(last); err != nil {
+	if err := c.sync(); err != nil {
 		return c.fail(fmt.Errorf("syncing: %w", err))
 	}
 	return nil
 }
 
-func (c *commit) settle() error {
-	if !c.store.oneJournal {
-		fds := make([]int, len(c.parts))
-		for i, p := range c.parts {
-			fds[i] = p.fd
-		}
-		if err := fsyncAll(fds); err != nil {
-			return c.fail(fmt.Errorf("syncing: %w", err))
-		}
-		return nil
+func (c *commit) sync() error {
+	if c.store.oneJournal {
+		return fsync(c.parts[len(c.parts)-1].fd)
 	}
+	fds := []int{c.store.dir}
+	for _, p := range c.parts {
+		fds = append(fds, p.fd)
+	}
+	return fsyncAll(fds)
+}
+
+func (c *commit) settle() error {
 	for _, p := range c.parts {
 		if err := awaitWriteback(p.fd); err != nil {
 			return c.fail(fmt.Errorf("writing %s: %w", p.final, err))

@@ -31,7 +31,7 @@ func openHighWater(path string) (*highWater, error) {
 	return h, nil
 }
 
-var errHighWater = errors.New("it is not what was written")
+var errHighWater = corrupt(errors.New("it is not what was written"))
 
 func (h *highWater) read() (uint64, error) {
 	b := make([]byte, highWaterBytes+1)

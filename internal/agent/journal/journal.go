@@ -82,9 +82,8 @@ func open(dir string, log *slog.Logger) (_ *Journal, err error) {
 	if j.lock, err = lock(filepath.Join(dir, lockName)); err != nil {
 		return nil, err
 	}
-	// A known high water is never lost to a missing file: an absent one is only right for an absent store.
 	if j.high, err = openHighWater(filepath.Join(dir, highWaterName)); err != nil {
-		return nil, corrupt(err)
+		return nil, err
 	}
 	st, err := j.prove()
 	if err != nil {
