@@ -86,17 +86,10 @@ func bubblewrapCase(ctx context.Context, o options, p *place, s *session) ([]tes
 	if !o.wants(name) {
 		return nil, nil
 	}
-	c := testCase{group: groupCommand, series: []string{name}, baseline: true}
-	bwrap, err := find("bwrap", "--unshare-all", "--die-with-parent", "--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc", "--tmpfs", "/tmp", "bash", "-c", "true")
-	if err != nil {
-		c.missing = "not installed"
-		return []testCase{c}, nil
-	}
+	bwrap, found := find("bwrap", "--unshare-all", "--die-with-parent", "--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc", "--tmpfs", "/tmp", "bash", "-c", "true")
 	bwrap.env, bwrap.dir = s.env, p.repo
-	if err := bwrap.try(ctx); err != nil {
-		c.missing = "does not run here: " + err.Error()
-		return []testCase{c}, nil
-	}
-	c.sample = one(func(context.Context) (time.Duration, error) { return bwrap.run(p.null) })
-	return []testCase{c}, nil
+	return []testCase{{
+		group: groupCommand, series: []string{name}, baseline: true, missing: bwrap.unusable(ctx, found),
+		sample: one(func(context.Context) (time.Duration, error) { return bwrap.run(p.null) }),
+	}}, nil
 }

@@ -6,7 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"strings"
+	"slices"
 	"time"
 )
 
@@ -43,14 +43,14 @@ type oci struct {
 // startOCI starts the container that commands are run in. A runtime that isn't there, or can't work on this machine, is
 // no error: missing says so.
 func startOCI(ctx context.Context, p *place, name string) (r *oci, missing string, err error) {
-	base, err := find(name, "--root", p.path("oci", name, "root"))
-	if err != nil {
-		return nil, "not installed", nil
+	base, found := find(name, "--root", p.path("oci", name, "root"))
+	if found != nil {
+		return nil, base.unusable(ctx, found), nil
 	}
 	base.env = []string{"PATH=" + os.Getenv("PATH")}
 	command := func(args ...string) program {
 		c := base
-		c.args = append(append([]string{}, base.args...), args...)
+		c.args = slices.Concat(base.args, args)
 		return c
 	}
 	long, err := bundle(p, name, "long", "sleep", "infinity")
@@ -62,23 +62,14 @@ func startOCI(ctx context.Context, p *place, name string) (r *oci, missing strin
 		return nil, "", err
 	}
 	id := fmt.Sprintf("bench-%d", os.Getpid())
-	p.onClose(func(ctx context.Context) error { return command("delete", "--force", id).try(ctx) })
-	r = &oci{exec: command("exec", id, "bash", "-c", "true"), run: command("run", "--bundle", short, id+"-short")}
-	for _, step := range []program{command("run", "--detach", "--bundle", long, id), r.exec, r.run} {
-		if err := step.try(ctx); err != nil {
-			// Its delete would only complain that there is nothing to delete.
-			p.undo = p.undo[:len(p.undo)-1]
-			_ = command("delete", "--force", id).try(ctx)
-			return nil, "does not run here: " + firstLine(err), nil
-		}
+	start, remove := command("run", "--detach", "--bundle", long, id), command("delete", "--force", id)
+	if missing := start.unusable(ctx, nil); missing != "" {
+		// A container that is half made goes; mostly there is none, which this would call an error.
+		_ = remove.try(ctx)
+		return nil, missing, nil
 	}
-	return r, "", nil
-}
-
-func firstLine(err error) string {
-	_, said, _ := strings.Cut(err.Error(), "exit status 1: ")
-	line, _, _ := strings.Cut(said, "\n")
-	return line
+	p.onClose(remove.try)
+	return &oci{exec: command("exec", id, "bash", "-c", "true"), run: command("run", "--bundle", short, id+"-short")}, "", nil
 }
 
 // bundle makes the least that bash runs in: the node's own programs, read-only, and namespaces of its own. No user

@@ -196,7 +196,7 @@ func cgroupFolders(path string) []string {
 		if len(f) < 3 || f[2] != "cgroup" && f[2] != "cgroup2" {
 			continue
 		}
-		filepath.WalkDir(f[1]+path, func(dir string, d os.DirEntry, err error) error {
+		_ = filepath.WalkDir(f[1]+path, func(dir string, d os.DirEntry, err error) error {
 			if err == nil && d.IsDir() {
 				dirs = append(dirs, dir)
 			}

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"syscall"
 	"time"
@@ -61,7 +62,19 @@ func (p program) try(ctx context.Context) error {
 	cmd.Stdout, cmd.Stderr = out, out
 	if err := cmd.Run(); err != nil {
 		said, _ := os.ReadFile(out.Name())
-		return fmt.Errorf("%s: %w: %s", strings.Join(p.args, " "), err, strings.TrimSpace(string(said)))
+		return fmt.Errorf("%s: %w: %s", filepath.Base(p.args[0]), err, strings.TrimSpace(string(said)))
 	}
 	return nil
+}
+
+// unusable says why a peer can't be measured here; found is what the search for it gave. Empty: it can.
+func (p program) unusable(ctx context.Context, found error) string {
+	if found != nil {
+		return "not installed"
+	}
+	if err := p.try(ctx); err != nil {
+		line, _, _ := strings.Cut(err.Error(), "\n")
+		return "does not run here: " + line
+	}
+	return ""
 }
