@@ -71,7 +71,7 @@ func runServe(ctx context.Context, c *cli.Command) error {
 		Agent: a, Socket: cfg.Socket, Log: log,
 		Ready: func() {
 			log.Info("ready", "version", Version, "socket", cfg.Socket.Path, "state_dir", cfg.StateDir, "runtime", cfg.Runtime.Default,
-				"workspace_roots", cfg.Workspace.Roots, "took", time.Since(began).Round(time.Millisecond))
+				"workspace_roots", cfg.Workspace.Roots, "took", time.Since(began).Round(time.Millisecond).String())
 		},
 	})
 	if sig, ok := interruptedBy(ctx); ok && err == nil {

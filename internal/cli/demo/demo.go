@@ -230,15 +230,20 @@ func (t *tour) verdict() error {
 
 func (t *tour) next() []string {
 	p := t.opts.Program
-	return []string{
-		"   Start an agent of your own (as root; see README.md for its configuration):",
-		"     " + t.paint(cyan, p+" serve --workspace-root "+filepath.Dir(t.repo.path)+" --workspace-root /var/lib/sandbox-workspaces"),
-		"   Then, from another terminal:",
-		"     " + t.paint(cyan, p+" session create --repo "+t.repo.path+" --branch try-it"),
-		"     " + t.paint(cyan, p+" exec SESSION -- 'git status'"),
-		"     " + t.paint(cyan, p+" receipt verify --all /var/lib/sandbox-agent/receipts"),
-		"   How it works is in docs/architecture.md, what it does not protect against in docs/threat-model.md.",
+	config := ""
+	lines := []string{"   Start an agent of your own, as root:"}
+	if t.repo.uid == 0 {
+		config = " --config agent.yaml"
+		lines = append(lines, "     "+t.paint(cyan, "echo 'workspace: {allow_root_owned: true}' > agent.yaml")+"   # root owns this clone")
 	}
+	return append(lines,
+		"     "+t.paint(cyan, p+" serve"+config+" --workspace-root /var/lib/sandbox-workspaces --workspace-root "+filepath.Dir(t.repo.path)),
+		"   Then, from another terminal:",
+		"     "+t.paint(cyan, p+" session create --repo "+t.repo.path+" --branch try-it"),
+		"     "+t.paint(cyan, p+" exec SESSION -- 'git status'"),
+		"     "+t.paint(cyan, p+" receipt verify --all /var/lib/sandbox-agent/receipts"),
+		"   How it works is in docs/architecture.md, what it does not protect against in docs/threat-model.md.",
+	)
 }
 
 // count shows a check and keeps the score.
