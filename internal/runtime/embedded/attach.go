@@ -90,7 +90,7 @@ func (b *bindMounts) clone(source, target string, a mounts.Attr) error {
 	return nil
 }
 
-// cloneInternal clones the folder that only receiptd sees. On disk all of it belongs to root, so that nothing of an
+// cloneInternal clones the folders that only receiptd sees. On disk all of it belongs to root, so that nothing of an
 // ended sandbox ever belongs to the next user of its ids; inside, to receiptd. Where the state folder's file
 // system can't map ids, it is given to receiptd's host uid.
 func (b *bindMounts) cloneInternal(spec runtime.Spec) error {
@@ -108,7 +108,7 @@ func (b *bindMounts) cloneInternal(spec runtime.Spec) error {
 		a.tree.Close()
 	}
 	b.root = b.root[:before]
-	for _, dir := range []string{internalDir(spec.Dir), controlDir(spec.Dir), spec.ReceiptsDir} {
+	for _, dir := range []string{controlDir(spec.Dir), spec.ReceiptsDir} {
 		if err := os.Lchown(dir, int(spec.IDs.HostBase), int(spec.IDs.HostBase)); err != nil {
 			return fmt.Errorf("giving a folder to receiptd: %w", err)
 		}
@@ -121,7 +121,6 @@ func (b *bindMounts) internalMounts(spec runtime.Spec, idmap *os.File) error {
 		source, target string
 		attr           mounts.Attr
 	}{
-		{internalDir(spec.Dir), runtime.InternalDir, mounts.Attr{ReadOnly: true, NoExec: true, Idmap: idmap}},
 		{spec.ReceiptsDir, runtime.ReceiptsPath, mounts.Attr{NoExec: true, Idmap: idmap}},
 		{controlDir(spec.Dir), runtime.ControlPath, mounts.Attr{NoExec: true, Idmap: idmap}},
 		{spec.Receiptd, runtime.BinPath + "/receiptd", mounts.Attr{ReadOnly: true}},
@@ -189,6 +188,9 @@ func (b *bindMounts) attachHere(initPid int, rootfs string) error {
 		return fmt.Errorf("opening the container's root: %w", err)
 	}
 	defer root.Close()
+	if err := coverSelf(root, runtime.InternalDir); err != nil {
+		return err
+	}
 	for _, a := range b.root {
 		if err := attachOne(root, a); err != nil {
 			return err
@@ -233,6 +235,22 @@ func attachOne(root *os.File, a attachment) error {
 	}
 	defer target.Close()
 	return mounts.Attach(a.tree, target)
+}
+
+// coverSelf makes a folder of the container's root a read-only mount point of its own, so that receiptd can take it
+// away from the commands' view with everything that is mounted in it.
+func coverSelf(root *os.File, path string) error {
+	dir, err := mounts.OpenBeneath(root, path)
+	if err != nil {
+		return fmt.Errorf("opening %s of the container: %w", path, err)
+	}
+	defer dir.Close()
+	tree, err := mounts.Clone(dir, mounts.Attr{ReadOnly: true, NoExec: true})
+	if err != nil {
+		return fmt.Errorf("making %s a mount point: %w", path, err)
+	}
+	defer tree.Close()
+	return mounts.Attach(tree, dir)
 }
 
 func setAttr(root *os.File, path string, a mounts.Attr) error {

@@ -199,14 +199,14 @@ func TestPostureOfTheContainersMounts(t *testing.T) {
 	s := h.create(spec)
 	got := mountLines(t, s.Identity().Pid)
 	want := map[string]string{
-		"/":                           "disk ro,nosuid,nodev",
+		"/":                           "tmpfs ro,nosuid,nodev",
 		"/proc":                       "proc rw,nosuid,nodev,noexec",
 		"/dev":                        "tmpfs ro,nosuid,nodev,noexec",
 		"/dev/pts":                    "devpts rw,nosuid,noexec",
 		"/dev/shm":                    "tmpfs rw,nosuid,nodev,noexec",
 		"/tmp":                        "tmpfs rw,nosuid,nodev",
 		runtime.HomePath:              "tmpfs rw,nosuid,nodev",
-		runtime.InternalDir:           "disk ro,nosuid,nodev,noexec,idmapped",
+		runtime.InternalDir:           "tmpfs ro,nosuid,nodev,noexec",
 		runtime.ReceiptsPath:          "disk rw,nosuid,nodev,noexec,idmapped",
 		runtime.ControlPath:           "disk rw,nosuid,nodev,noexec,idmapped",
 		runtime.BinPath + "/receiptd": "disk ro,nosuid,nodev",

@@ -13,6 +13,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/opencontainers/cgroups"
 	"github.com/opencontainers/runc/libcontainer"
 	"github.com/opencontainers/runtime-spec/specs-go"
 	"github.com/sirupsen/logrus"
@@ -60,13 +61,29 @@ func New(opts Options) (*Runtime, error) {
 		opts.Log = slog.New(slog.DiscardHandler)
 	}
 	r := &Runtime{opts: opts, log: opts.Log}
-	for _, dir := range []string{filepath.Join(opts.StateDir, "records"), r.containersDir()} {
+	for _, dir := range []string{filepath.Join(opts.StateDir, "records"), r.containersDir(), r.rootMount()} {
 		if err := os.Mkdir(dir, 0o711); err != nil && !errors.Is(err, os.ErrExist) {
 			return nil, fmt.Errorf("embedded runtime: making its state folder: %w", err)
 		}
 	}
 	forwardLogs(opts.Log)
+	openCgroupRoot()
 	return r, nil
+}
+
+// openCgroupRoot has libcontainer's cgroup package open its folder of hierarchies, which it does once and for good,
+// here: on a thread that starts a container it would be that thread's mount namespace's, and useless after it.
+func openCgroupRoot() {
+	hs, err := hierarchies()
+	if err != nil {
+		return
+	}
+	for _, h := range hs {
+		if f, err := cgroups.OpenFile(h.mount, "cgroup.procs", os.O_RDONLY); err == nil {
+			f.Close()
+			return
+		}
+	}
 }
 
 // Name answers "embedded".
@@ -74,13 +91,14 @@ func (r *Runtime) Name() string { return Name }
 
 func (r *Runtime) containersDir() string { return filepath.Join(r.opts.StateDir, "containers") }
 
+// rootMount is where each container's root is mounted, in the mount namespace of the thread that starts it.
+func (r *Runtime) rootMount() string { return filepath.Join(r.opts.StateDir, "root") }
+
 func (r *Runtime) cgroup(id string) string { return r.opts.CgroupParent + "/" + id }
 
 // Where things are in a sandbox's own folder.
-func rootfsDir(dir string) string   { return filepath.Join(dir, "rootfs") }
-func internalDir(dir string) string { return filepath.Join(dir, "internal") }
-func controlDir(dir string) string  { return filepath.Join(dir, "control") }
-func logPath(dir string) string     { return filepath.Join(dir, "receiptd.log") }
+func controlDir(dir string) string { return filepath.Join(dir, "control") }
+func logPath(dir string) string    { return filepath.Join(dir, "receiptd.log") }
 
 // Create starts a sandbox; see runtime.Runtime.
 func (r *Runtime) Create(ctx context.Context, spec runtime.Spec) (runtime.Sandbox, error) {
@@ -127,10 +145,11 @@ func checkSpec(spec runtime.Spec) error {
 
 // start is everything of one start that has to be let go of, whatever comes of it.
 type start struct {
-	spec   runtime.Spec
-	cgroup string
-	mounts *bindMounts
-	slots  *slots
+	spec     runtime.Spec
+	cgroup   string
+	skeleton skeleton
+	mounts   *bindMounts
+	slots    *slots
 }
 
 func (s *start) Close() {
@@ -166,8 +185,7 @@ func (r *Runtime) create(ctx context.Context, spec runtime.Spec) (*Sandbox, erro
 	return r.run(ctx, st, rec)
 }
 
-// prepare makes everything that a container needs, in parallel: the skeleton and the mounts on one side, the
-// cgroups on the other, and the first cgroup migration of a while, which waits for an RCU grace period (about 16 ms).
+// prepare makes everything that a container needs, in parallel: the bind mounts on one side, the cgroups on the other, and the first cgroup migration of a while, which waits for an RCU grace period (about 16 ms).
 func (s *start) prepare(all []hierarchy) error {
 	go warmMigration(all)
 	var wg sync.WaitGroup
@@ -189,9 +207,10 @@ func (s *start) prepareRoot() error {
 	if err != nil {
 		return err
 	}
-	if err := makeDirs(spec, sk); err != nil {
+	if err := makeDirs(spec); err != nil {
 		return err
 	}
+	s.skeleton = sk
 	if s.mounts, err = prepareMounts(spec, sk, source); err != nil {
 		return err
 	}
@@ -199,30 +218,21 @@ func (s *start) prepareRoot() error {
 	return nil
 }
 
-// makeDirs makes the sandbox's folder. Container root is not root on the host: it has to traverse to its root file
-// system, so the folder is 0711; what only receiptd may see is 0700.
-func makeDirs(spec runtime.Spec, sk skeleton) error {
+// makeDirs makes the sandbox's folder, and in it and for it what only receiptd may see.
+func makeDirs(spec runtime.Spec) error {
 	if err := mkdir(spec.Dir, 0o711); err != nil {
 		return err
 	}
-	if err := checkTraversable(spec.Dir); err != nil {
-		return err
-	}
-	in := internalDir(spec.Dir)
-	for _, dir := range []string{in, controlDir(spec.Dir), filepath.Join(in, "receipts"), filepath.Join(in, "control"), filepath.Join(in, "bin"), spec.ReceiptsDir} {
+	for _, dir := range []string{controlDir(spec.Dir), spec.ReceiptsDir} {
 		if err := mkdir(dir, 0o700); err != nil {
 			return err
 		}
 	}
-	for _, name := range []string{"receiptd", "pid1"} {
-		if err := os.WriteFile(filepath.Join(in, "bin", name), nil, 0o600); err != nil {
-			return fmt.Errorf("making a mount point: %w", err)
-		}
-	}
-	return makeSkeleton(rootfsDir(spec.Dir), sk)
+	return nil
 }
 
-// checkTraversable finds the folder above that shuts everybody but its owner out.
+// checkTraversable finds the folder that shuts everybody but its owner out. The container's root is not root on the
+// host, and has to get to its root file system.
 func checkTraversable(dir string) error {
 	for d := dir; ; d = filepath.Dir(d) {
 		st, err := os.Stat(d)
@@ -263,16 +273,26 @@ func v1Same(field string, controllers []string) bool {
 
 // run starts the container and waits until receiptd listens.
 func (r *Runtime) run(ctx context.Context, st *start, rec record) (_ *Sandbox, err error) {
-	spec := st.spec
-	rootfs := rootfsDir(spec.Dir)
+	spec, rootfs := st.spec, r.rootMount()
+	if err := checkTraversable(rootfs); err != nil {
+		return nil, err
+	}
 	cfg := containerConfig(spec, rootfs, st.cgroup, func(s *specs.State) error { return st.mounts.attach(s.Pid, rootfs) })
 	cfg.OomScoreAdj = oomScoreAdj(ownOOMScoreAdj())
-	container, err := libcontainer.Create(r.containersDir(), spec.SandboxID, cfg)
-	if err != nil {
-		return nil, fmt.Errorf("making the container: %w", err)
-	}
 	abort := abortOn(ctx, tree{rec.Identity.Cgroups})
-	process, ready, err := startReceiptd(ctx, container, st)
+	var process *libcontainer.Process
+	var ready *os.File
+	err = inOwnMounts(func() error {
+		if err := mountSkeleton(rootfs, st.skeleton, spec.IDs); err != nil {
+			return err
+		}
+		container, err := libcontainer.Create(r.containersDir(), spec.SandboxID, cfg)
+		if err != nil {
+			return fmt.Errorf("making the container: %w", err)
+		}
+		process, ready, err = startReceiptd(ctx, container, st)
+		return err
+	})
 	abort.end()
 	if err != nil {
 		return nil, err

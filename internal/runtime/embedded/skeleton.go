@@ -6,6 +6,9 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	goruntime "runtime"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/sandbox-agent/sandbox-agent/internal/runtime"
 	"github.com/sandbox-agent/sandbox-agent/pkg/mounts"
@@ -14,7 +17,7 @@ import (
 // listFrom lists folders below a source's root; symlinks are reported, never followed. Other kinds of files (sockets,
 // pipes, devices) are left out: they don't belong into a root file system.
 func listFrom(top string) lister {
-	return func(dir string) []entry {
+	return remember(func(dir string) []entry {
 		des, err := os.ReadDir(filepath.Join(top, dir))
 		if err != nil {
 			return nil
@@ -38,6 +41,19 @@ func listFrom(top string) lister {
 			out = append(out, e)
 		}
 		return out
+	})
+}
+
+// remember lists each folder once.
+func remember(list lister) lister {
+	known := map[string][]entry{}
+	return func(dir string) []entry {
+		es, ok := known[dir]
+		if !ok {
+			es = list(dir)
+			known[dir] = es
+		}
+		return es
 	}
 }
 
@@ -65,11 +81,41 @@ func planRoot(spec runtime.Spec) (skeleton, string, error) {
 	return s, spec.Rootfs, nil
 }
 
-// makeSkeleton makes the folders, links and files on disk. Modes are set, not left to the umask.
-func makeSkeleton(root string, s skeleton) error {
-	if err := mkdir(root, 0o755); err != nil {
+// inOwnMounts runs f on a thread whose mount namespace is its own: what f mounts, nobody else sees, and what f starts
+// takes a copy along. Thread and namespace end with it.
+func inOwnMounts(f func() error) error {
+	result := make(chan error, 1)
+	go func() {
+		goruntime.LockOSThread() // never unlocked
+		result <- func() error {
+			if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {
+				return fmt.Errorf("making a mount namespace: %w", os.NewSyscallError("unshare", err))
+			}
+			if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
+				return fmt.Errorf("making a mount namespace private: %w", os.NewSyscallError("mount", err))
+			}
+			return f()
+		}()
+	}()
+	return <-result
+}
+
+// mountSkeleton mounts a tmpfs and makes a skeleton in it. On disk the fifty-odd folders and files would cost more
+// than everything else of a start, and have to be removed again.
+func mountSkeleton(root string, s skeleton, ids runtime.IDs) error {
+	inodes := len(s.dirs) + len(s.files) + len(s.symlinks) + 64
+	data := fmt.Sprintf("mode=755,size=1m,nr_inodes=%d", inodes)
+	if err := unix.Mount("tmpfs", root, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, data); err != nil {
+		return fmt.Errorf("mounting the container's root: %w", os.NewSyscallError("mount", err))
+	}
+	if err := makeSkeleton(root, s); err != nil {
 		return err
 	}
+	return makeInternal(filepath.Join(root, runtime.InternalDir), ids)
+}
+
+// makeSkeleton makes the folders, links and files. Modes are set, not left to the umask.
+func makeSkeleton(root string, s skeleton) error {
 	for _, d := range s.dirs {
 		if err := mkdir(filepath.Join(root, d), 0o755); err != nil {
 			return err
@@ -86,6 +132,24 @@ func makeSkeleton(root string, s skeleton) error {
 		}
 		if err := os.Chmod(filepath.Join(root, f.path), 0o644); err != nil {
 			return fmt.Errorf("making the root file system: %w", err)
+		}
+	}
+	return nil
+}
+
+// makeInternal makes the mount points of what only receiptd sees, and gives their folders to it.
+func makeInternal(dir string, ids runtime.IDs) error {
+	for _, d := range []string{dir, filepath.Join(dir, "receipts"), filepath.Join(dir, "control"), filepath.Join(dir, "bin")} {
+		if err := mkdir(d, 0o700); err != nil {
+			return err
+		}
+		if err := os.Lchown(d, int(ids.HostBase), int(ids.HostBase)); err != nil {
+			return fmt.Errorf("giving a folder to receiptd: %w", err)
+		}
+	}
+	for _, name := range []string{"receiptd", "pid1"} {
+		if err := os.WriteFile(filepath.Join(dir, "bin", name), nil, 0o600); err != nil {
+			return fmt.Errorf("making a mount point: %w", err)
 		}
 	}
 	return nil
