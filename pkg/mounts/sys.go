@@ -113,7 +113,30 @@ func (a Attr) bits() uint64 {
 	return bits
 }
 
-// SetAttr changes the attributes of an attached mount: target is its root. It does not idmap.
+// NewTmpfs makes a detached tmpfs (fsopen(2), fsmount(2), Linux 5.2) with the given options (tmpfs(5)): private, nosuid,
+// nodev, noexec. It can be filled through its descriptor before it is attached.
+func NewTmpfs(options map[string]string) (*os.File, error) {
+	fs, err := unix.Fsopen("tmpfs", unix.FSOPEN_CLOEXEC)
+	if err != nil {
+		return nil, fmt.Errorf("making a tmpfs: %w", os.NewSyscallError("fsopen", err))
+	}
+	defer unix.Close(fs)
+	for k, v := range options {
+		if err := unix.FsconfigSetString(fs, k, v); err != nil {
+			return nil, fmt.Errorf("making a tmpfs with %s=%s: %w", k, v, os.NewSyscallError("fsconfig", err))
+		}
+	}
+	if err := unix.FsconfigCreate(fs); err != nil {
+		return nil, fmt.Errorf("making a tmpfs: %w", os.NewSyscallError("fsconfig", err))
+	}
+	fd, err := unix.Fsmount(fs, unix.FSMOUNT_CLOEXEC, unix.MOUNT_ATTR_NOSUID|unix.MOUNT_ATTR_NODEV|unix.MOUNT_ATTR_NOEXEC)
+	if err != nil {
+		return nil, fmt.Errorf("making a tmpfs: %w", os.NewSyscallError("fsmount", err))
+	}
+	return os.NewFile(uintptr(fd), "tmpfs"), nil
+}
+
+// SetAttr changes the attributes of a mount, attached or not: target is its root. It does not idmap.
 func SetAttr(target *os.File, a Attr) error {
 	a.Idmap = nil
 	at := uint(unix.AT_EMPTY_PATH)

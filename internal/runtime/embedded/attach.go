@@ -51,6 +51,9 @@ func prepareMounts(spec runtime.Spec, s skeleton, source string) (_ *bindMounts,
 	if err := b.cloneRoot(s, source); err != nil {
 		return nil, err
 	}
+	if err := b.makeInternal(spec.IDs); err != nil {
+		return nil, err
+	}
 	if err := b.cloneInternal(spec); err != nil {
 		return nil, err
 	}
@@ -88,6 +91,34 @@ func (b *bindMounts) clone(source, target string, a mounts.Attr) error {
 	}
 	b.root = append(b.root, attachment{target, tree})
 	return nil
+}
+
+// makeInternal makes the folder that holds what only receiptd sees: a file system of its own, so that receiptd can take
+// it away from the commands' view with everything that is mounted in it, and an empty folder is left.
+func (b *bindMounts) makeInternal(ids runtime.IDs) error {
+	tmpfs, err := mounts.NewTmpfs(map[string]string{"mode": "0700", "size": "64k", "nr_inodes": "16"})
+	if err != nil {
+		return err
+	}
+	b.root = append(b.root, attachment{runtime.InternalDir, tmpfs})
+	fd := int(tmpfs.Fd())
+	fail := func(err error) error { return fmt.Errorf("making receiptd's own folder: %w", err) }
+	for _, d := range []string{"receipts", "control", "bin"} {
+		if err := unix.Mkdirat(fd, d, 0o700); err != nil {
+			return fail(os.NewSyscallError("mkdirat", err))
+		}
+	}
+	for _, f := range []string{"bin/receiptd", "bin/pid1"} {
+		if err := unix.Mknodat(fd, f, unix.S_IFREG|0o600, 0); err != nil {
+			return fail(os.NewSyscallError("mknodat", err))
+		}
+	}
+	for _, d := range []string{".", "receipts", "control", "bin"} {
+		if err := unix.Fchownat(fd, d, int(ids.HostBase), int(ids.HostBase), unix.AT_SYMLINK_NOFOLLOW); err != nil {
+			return fail(os.NewSyscallError("fchownat", err))
+		}
+	}
+	return mounts.SetAttr(tmpfs, mounts.Attr{ReadOnly: true, NoExec: true})
 }
 
 // cloneInternal clones the folders that only receiptd sees. On disk all of it belongs to root, so that nothing of an
@@ -188,9 +219,6 @@ func (b *bindMounts) attachHere(initPid int, rootfs string) error {
 		return fmt.Errorf("opening the container's root: %w", err)
 	}
 	defer root.Close()
-	if err := coverSelf(root, runtime.InternalDir); err != nil {
-		return err
-	}
 	for _, a := range b.root {
 		if err := attachOne(root, a); err != nil {
 			return err
@@ -235,22 +263,6 @@ func attachOne(root *os.File, a attachment) error {
 	}
 	defer target.Close()
 	return mounts.Attach(a.tree, target)
-}
-
-// coverSelf makes a folder of the container's root a read-only mount point of its own, so that receiptd can take it
-// away from the commands' view with everything that is mounted in it.
-func coverSelf(root *os.File, path string) error {
-	dir, err := mounts.OpenBeneath(root, path)
-	if err != nil {
-		return fmt.Errorf("opening %s of the container: %w", path, err)
-	}
-	defer dir.Close()
-	tree, err := mounts.Clone(dir, mounts.Attr{ReadOnly: true, NoExec: true})
-	if err != nil {
-		return fmt.Errorf("making %s a mount point: %w", path, err)
-	}
-	defer tree.Close()
-	return mounts.Attach(tree, dir)
 }
 
 func setAttr(root *os.File, path string, a mounts.Attr) error {

@@ -283,7 +283,7 @@ func (r *Runtime) run(ctx context.Context, st *start, rec record) (_ *Sandbox, e
 	var process *libcontainer.Process
 	var ready *os.File
 	err = inOwnMounts(func() error {
-		if err := mountSkeleton(rootfs, st.skeleton, spec.IDs); err != nil {
+		if err := mountSkeleton(rootfs, st.skeleton); err != nil {
 			return err
 		}
 		container, err := libcontainer.Create(r.containersDir(), spec.SandboxID, cfg)

@@ -320,7 +320,7 @@ func TestP9CommandCannotSeeReceiptsControlOrBinaries(t *testing.T) {
 	s := h.create(spec)
 	a := h.attach(s, spec)
 	out, _ := a.run("ls -A /.sandbox; find / -xdev \\( -name 'receiptd*' -o -name '*.sock' \\) 2>/dev/null; grep -c sandbox/ /proc/self/mountinfo")
-	require.Equal(t, "ls: cannot open directory '/.sandbox': Permission denied\n0", out, "a closed folder with empty mount points, and no such mount")
+	require.Equal(t, "0", out, "an empty folder, and no such mount")
 	out, _ = a.run(`perl -MIO::Socket::UNIX -e 'print IO::Socket::UNIX->new(Peer => "/.sandbox/control/receiptd.sock") ? "connected" : $!'`)
 	require.Equal(t, "No such file or directory", out)
 	h.stop(s)

@@ -102,16 +102,13 @@ func inOwnMounts(f func() error) error {
 
 // mountSkeleton mounts a tmpfs and makes a skeleton in it. On disk the fifty-odd folders and files would cost more
 // than everything else of a start, and have to be removed again.
-func mountSkeleton(root string, s skeleton, ids runtime.IDs) error {
+func mountSkeleton(root string, s skeleton) error {
 	inodes := len(s.dirs) + len(s.files) + len(s.symlinks) + 64
 	data := fmt.Sprintf("mode=755,size=1m,nr_inodes=%d", inodes)
 	if err := unix.Mount("tmpfs", root, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, data); err != nil {
 		return fmt.Errorf("mounting the container's root: %w", os.NewSyscallError("mount", err))
 	}
-	if err := makeSkeleton(root, s); err != nil {
-		return err
-	}
-	return makeInternal(filepath.Join(root, runtime.InternalDir), ids)
+	return makeSkeleton(root, s)
 }
 
 // makeSkeleton makes the folders, links and files. Modes are set, not left to the umask.
@@ -132,24 +129,6 @@ func makeSkeleton(root string, s skeleton) error {
 		}
 		if err := os.Chmod(filepath.Join(root, f.path), 0o644); err != nil {
 			return fmt.Errorf("making the root file system: %w", err)
-		}
-	}
-	return nil
-}
-
-// makeInternal makes the mount points of what only receiptd sees, and gives their folders to it.
-func makeInternal(dir string, ids runtime.IDs) error {
-	for _, d := range []string{dir, filepath.Join(dir, "receipts"), filepath.Join(dir, "control"), filepath.Join(dir, "bin")} {
-		if err := mkdir(d, 0o700); err != nil {
-			return err
-		}
-		if err := os.Lchown(d, int(ids.HostBase), int(ids.HostBase)); err != nil {
-			return fmt.Errorf("giving a folder to receiptd: %w", err)
-		}
-	}
-	for _, name := range []string{"receiptd", "pid1"} {
-		if err := os.WriteFile(filepath.Join(dir, "bin", name), nil, 0o600); err != nil {
-			return fmt.Errorf("making a mount point: %w", err)
 		}
 	}
 	return nil
