@@ -46,6 +46,7 @@ type Agent struct {
 	ctx      context.Context
 	cancel   context.CancelFunc
 	closing  chan struct{}
+	gate     sync.RWMutex   // no session's goroutine starts once Close has begun to wait for them
 	work     sync.WaitGroup // the sessions' goroutines
 	watchers sync.WaitGroup
 
@@ -144,7 +145,9 @@ func (a *Agent) Close() error {
 		return nil
 	}
 	a.closed = true
+	a.gate.Lock()
 	close(a.closing)
+	a.gate.Unlock()
 	sessions := a.all()
 	a.mu.Unlock()
 	a.cancel()
@@ -157,6 +160,17 @@ func (a *Agent) Close() error {
 		}
 	}
 	return errors.Join(append(errs, a.journal.Close())...)
+}
+
+// spawn runs a session's goroutine; false once the agent is closing.
+func (a *Agent) spawn(f func()) bool {
+	a.gate.RLock()
+	defer a.gate.RUnlock()
+	if a.isClosing() {
+		return false
+	}
+	a.work.Go(f)
+	return true
 }
 
 func (a *Agent) isClosing() bool {

@@ -76,9 +76,12 @@ func (s *session) submit(r *sandboxv1.ExecRequest) (live *execution, record *exe
 		return nil, nil, err
 	}
 	live = s.newExecution(r, digest, wish, timeout)
-	s.live[r.GetExecId()] = live
 	s.queue = append(s.queue, live)
-	s.wake()
+	if !s.wake() {
+		s.queue = s.queue[:len(s.queue)-1]
+		return nil, nil, fmt.Errorf("%w: %w", ErrUnavailable, errAbandoned)
+	}
+	s.live[r.GetExecId()] = live
 	return live, nil, nil
 }
 
@@ -113,9 +116,6 @@ func (s *session) admit(r *sandboxv1.ExecRequest) error {
 	if s.deleted {
 		return fmt.Errorf("%w: session %s is deleted", ErrNotFound, s.id)
 	}
-	if s.agent.isClosing() {
-		return fmt.Errorf("%w: %w", ErrUnavailable, errAbandoned)
-	}
 	if err := checkEpoch(s.id, r.GetOwnerEpoch(), s.rec.OwnerEpoch); err != nil {
 		return err
 	}
@@ -139,6 +139,10 @@ func checkEpoch(session string, have, current uint64) error {
 func (s *session) execute(e *execution) {
 	if s.agent.isClosing() {
 		s.refuse(e, fmt.Errorf("%w: %w", ErrUnavailable, errAbandoned))
+		return
+	}
+	if s.state() == Deleted {
+		s.refuse(e, fmt.Errorf("%w: session %s was deleted before exec %s had its turn: it never ran", ErrNotFound, s.id, e.intent.ExecID))
 		return
 	}
 	sb, err := s.ready(e.fenced)
@@ -187,6 +191,9 @@ func (s *session) launch(e *execution, sb *attached) (receiptdv1.Receiptd_ExecCl
 	}
 	e.phase, e.startedAt = phase, time.Now()
 	close(e.started)
+	if s.agent.cfg.Log.Commands {
+		s.log.Debug("exec starts", "exec", in.ExecID, "command", e.command)
+	}
 	nonce, err := hex.DecodeString(in.Nonce)
 	if err != nil {
 		return nil, err
@@ -321,7 +328,7 @@ func (s *session) resolve(e *execution) verdict {
 			return verdict{event: event, proven: p}
 		case ExBad:
 			return verdict{event: event, reason: err.Error()}
-		case ExNotStarted:
+		case ExNeverSeen:
 			return verdict{event: event, reason: "receiptd never saw the request: the connection was lost before it arrived."}
 		default:
 			return verdict{event: ExLost, reason: detail}
@@ -429,7 +436,7 @@ func outcome(e *execution, v verdict) *sandboxv1.ExecResult {
 	switch v.event {
 	case ExReceipt:
 		return resultOf(&e.intent, v.proven)
-	case ExNotStarted:
+	case ExNotStarted, ExNeverSeen:
 		return resultWithout(&e.intent, sandboxv1.ExecResult_NOT_STARTED, "It certainly never ran: "+v.reason)
 	default:
 		return resultWithout(&e.intent, sandboxv1.ExecResult_UNCERTAIN,
@@ -455,7 +462,7 @@ func (s *session) record(e *execution, r *sandboxv1.ExecResult, durable bool) er
 func (s *session) leave(e *execution, v verdict, effects ExecEffects) error {
 	sealsBroken := v.proven != nil && !v.proven.predicate.SealsIntact
 	if effects.StopSandbox || sealsBroken {
-		why := "Exec " + e.intent.ExecID + " is UNCERTAIN: " + v.reason
+		why := "Exec " + e.intent.ExecID + ": " + v.reason
 		if sealsBroken {
 			why = "Exec " + e.intent.ExecID + " left broken seals."
 		}

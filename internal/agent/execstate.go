@@ -21,7 +21,8 @@ const (
 	ExTurn       ExecEvent = "turn"                   // first in the queue, fencing checked, sandbox ready
 	ExRefused    ExecEvent = "refused"                // it can't start, and nothing of it was made durable
 	ExReceipt    ExecEvent = "receipt verifies"       // and so does the kept output
-	ExNotStarted ExecEvent = "certainly never ran"    // receiptd's word
+	ExNotStarted ExecEvent = "refused by receiptd"    // it certainly never ran, and the sandbox can't run the next one either
+	ExNeverSeen  ExecEvent = "never arrived"          // receiptd does not know it: it certainly never ran
 	ExBad        ExecEvent = "receipt doesn't verify" // or another request's, or its output is not what it hashes
 	ExLost       ExecEvent = "no receipt"             // and there will be none
 	ExShutdown   ExecEvent = "agent shuts down"
@@ -53,7 +54,8 @@ var execTable = map[ExecPhase]map[ExecEvent]execTransition{
 	},
 	Intended: {
 		ExReceipt:    {Ended, ExecEffects{Journal: true, Answer: true}},
-		ExNotStarted: {Ended, ExecEffects{Journal: true, Durable: true, Answer: true}},
+		ExNotStarted: {Ended, ExecEffects{Journal: true, Durable: true, StopSandbox: true, Answer: true}},
+		ExNeverSeen:  {Ended, ExecEffects{Journal: true, Durable: true, Answer: true}},
 		ExBad:        {Ended, ExecEffects{Journal: true, Durable: true, StopSandbox: true, Answer: true}},
 		ExLost:       {Ended, ExecEffects{Journal: true, Durable: true, StopSandbox: true, Answer: true}},
 		// The intent stays open: the next start finds out.
@@ -102,7 +104,7 @@ func Decide(r ReceiptFinding, k Knowledge) (event ExecEvent, wait bool) {
 	case r == ReceiptBad:
 		return ExBad, false
 	case k == KnowsNothing:
-		return ExNotStarted, false
+		return ExNeverSeen, false
 	case k == KnowsRunning:
 		return "", true
 	default:

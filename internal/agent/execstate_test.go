@@ -8,13 +8,13 @@ import (
 
 var (
 	allPhases     = []ExecPhase{Queued, Intended, Ended}
-	allExecEvents = []ExecEvent{ExTurn, ExRefused, ExReceipt, ExNotStarted, ExBad, ExLost, ExShutdown}
+	allExecEvents = []ExecEvent{ExTurn, ExRefused, ExReceipt, ExNotStarted, ExNeverSeen, ExBad, ExLost, ExShutdown}
 )
 
 func TestEveryExecTransitionIsTheExpectedOne(t *testing.T) {
 	want := map[ExecPhase]map[ExecEvent]ExecPhase{
 		Queued:   {ExTurn: Intended, ExRefused: Ended, ExShutdown: Ended},
-		Intended: {ExReceipt: Ended, ExNotStarted: Ended, ExBad: Ended, ExLost: Ended, ExShutdown: Intended},
+		Intended: {ExReceipt: Ended, ExNotStarted: Ended, ExNeverSeen: Ended, ExBad: Ended, ExLost: Ended, ExShutdown: Intended},
 	}
 	for _, p := range allPhases {
 		for _, e := range allExecEvents {
@@ -42,11 +42,11 @@ func TestP1NothingStartsWithoutADurableIntent(t *testing.T) {
 }
 
 func TestAnOutcomeWithoutAReceiptIsDurableBeforeTheAnswer(t *testing.T) {
-	for _, e := range []ExecEvent{ExNotStarted, ExBad, ExLost} {
+	for _, e := range []ExecEvent{ExNotStarted, ExNeverSeen, ExBad, ExLost} {
 		_, effects, err := Intended.Next(e)
 		require.NoError(t, err)
 		require.True(t, effects.Durable && effects.Answer, string(e))
-		require.Equal(t, e != ExNotStarted, effects.StopSandbox, string(e))
+		require.Equal(t, e != ExNeverSeen, effects.StopSandbox, string(e))
 	}
 }
 
@@ -61,7 +61,7 @@ func TestP6WhatBecomesOfAnIntentIsDecidedFromTheFolderAndReceiptd(t *testing.T) 
 		require.False(t, wait)
 	}
 	for k, want := range map[Knowledge]ExecEvent{
-		KnowsNothing: ExNotStarted, KnowsReceipt: ExLost, KnowsReceiptLost: ExLost, Unreachable: ExLost, Gone: ExLost,
+		KnowsNothing: ExNeverSeen, KnowsReceipt: ExLost, KnowsReceiptLost: ExLost, Unreachable: ExLost, Gone: ExLost,
 	} {
 		e, wait := Decide(ReceiptAbsent, k)
 		require.Equal(t, want, e, "knowledge %d", k)

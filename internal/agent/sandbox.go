@@ -89,11 +89,23 @@ func (s *session) provision() (*attached, error) {
 	if err == nil {
 		return sb, nil
 	}
+	err = s.explain(err)
 	s.log.Error("sandbox not started", "sandbox", spec.SandboxID, "error", err)
 	if _, stopErr := s.stop("Its start failed: " + err.Error()); stopErr != nil {
 		return nil, fmt.Errorf("%w: starting a sandbox for session %s: %w; then %w", ErrUnavailable, s.id, err, stopErr)
 	}
 	return nil, fmt.Errorf("%w: starting a sandbox for session %s: %w", ErrUnavailable, s.id, err)
+}
+
+// explain adds what the node lacks, if that is why: user namespaces that are switched off are said with the sysctl.
+func (s *session) explain(err error) error {
+	rt, rtErr := s.runtime()
+	if rtErr != nil || errors.Is(err, runtime.ErrUnavailable) {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), attachTimeout)
+	defer cancel()
+	return errors.Join(err, rt.Check(ctx))
 }
 
 // prepare decides everything of the next sandbox and makes it durable, before the runtime is asked for anything: a

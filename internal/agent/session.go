@@ -75,13 +75,14 @@ func newSession(a *Agent, rec sessionRecord) *session {
 	return &session{agent: a, id: rec.ID, rec: rec, live: map[string]*execution{}, log: a.log.With("session", rec.ID)}
 }
 
-// wake starts the goroutine if there is work and none runs. Caller holds mu.
-func (s *session) wake() {
+// wake starts the goroutine if there is work and none runs. false: the agent is closing, and what was just queued will
+// not run. Caller holds mu.
+func (s *session) wake() bool {
 	if s.active || (len(s.urgent) == 0 && len(s.queue) == 0) {
-		return
+		return true
 	}
-	s.active = true
-	s.agent.work.Go(s.run)
+	s.active = s.agent.spawn(s.run)
+	return s.active
 }
 
 func (s *session) run() {
@@ -110,13 +111,25 @@ func (s *session) next() func() {
 	}
 }
 
-// do runs a job on the session's goroutine before any queued exec and waits for it. The job goes on when ctx ends.
-func (s *session) do(ctx context.Context, job func() error) error {
+// enqueue has a job run on the session's goroutine before any queued exec.
+func (s *session) enqueue(job func() error) <-chan error {
 	done := make(chan error, 1)
 	s.mu.Lock()
+	defer s.mu.Unlock()
 	s.urgent = append(s.urgent, func() { done <- job() })
-	s.wake()
-	s.mu.Unlock()
+	if !s.wake() {
+		s.urgent = s.urgent[:len(s.urgent)-1]
+		done <- fmt.Errorf("%w: the agent is shutting down: ask again", ErrUnavailable)
+	}
+	return done
+}
+
+// do waits for a job. The job goes on when ctx ends.
+func (s *session) do(ctx context.Context, job func() error) error {
+	return s.await(ctx, s.enqueue(job))
+}
+
+func (s *session) await(ctx context.Context, done <-chan error) error {
 	select {
 	case err := <-done:
 		return err

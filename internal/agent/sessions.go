@@ -261,7 +261,7 @@ func (a *Agent) RetireSandbox(ctx context.Context, r *sandboxv1.RetireSandboxReq
 		return nil, nil, err
 	}
 	check := func() error { return s.checkFence(r.GetOwnerEpoch(), r.GetGeneration()) }
-	evidence, err := s.retire(ctx, check, "Retired on request.")
+	evidence, err := s.retire(ctx, check, "Retired on request.", func() error { return nil })
 	if err != nil {
 		return nil, nil, err
 	}
@@ -280,37 +280,32 @@ func (s *session) checkFence(epoch, generation uint64) error {
 	return nil
 }
 
-// retire has a running command end at its boundary, so that its receipt survives, and then stops the sandbox. check
-// is asked now and again when its turn comes.
-func (s *session) retire(ctx context.Context, check func() error, why string) (*runtime.Evidence, error) {
+// retire has a running command end at its boundary, so that its receipt survives, stops the sandbox, and then does
+// what else there is to do, before any queued exec has its turn. check is asked now and again then.
+func (s *session) retire(ctx context.Context, check func() error, why string, then func() error) (*runtime.Evidence, error) {
 	if err := check(); err != nil {
 		return nil, err
 	}
 	var evidence *runtime.Evidence
 	// The job is queued before the cancel: no queued exec starts between the two.
-	job := func() error {
+	done := s.enqueue(func() (err error) {
 		if err := check(); err != nil {
 			return err
 		}
-		if sb := s.sandboxRecord(); !s.state().HasSandbox() {
-			if sb != nil {
-				evidence = sb.Evidence
+		if s.state().HasSandbox() {
+			if evidence, err = s.stop(why); err != nil {
+				return fmt.Errorf("%w: the workspace of session %s stays reserved, because %w", ErrPrecondition, s.id, err)
 			}
-			return nil
+		} else if sb := s.sandboxRecord(); sb != nil {
+			evidence = sb.Evidence
 		}
-		var err error
-		evidence, err = s.stop(why)
-		return err
-	}
-	done := make(chan error, 1)
-	go func() { done <- s.do(context.WithoutCancel(ctx), job) }()
+		return then()
+	})
 	s.cancelRunning()
-	select {
-	case err := <-done:
-		return evidence, err
-	case <-ctx.Done():
-		return nil, fmt.Errorf("waiting for the sandbox of session %s to stop: %w (the agent goes on)", s.id, ctx.Err())
+	if err := s.await(ctx, done); err != nil {
+		return nil, err
 	}
+	return evidence, nil
 }
 
 // cancelRunning asks receiptd to end the command that runs now. What comes of it is seen from its receipt.
@@ -342,22 +337,7 @@ func (a *Agent) DeleteSession(ctx context.Context, r *sandboxv1.DeleteSessionReq
 		return nil, err
 	}
 	check := func() error { return s.checkFence(r.GetOwnerEpoch(), 0) }
-	evidence, err := s.retire(ctx, check, "The session is deleted.")
-	if err != nil {
-		return nil, err
-	}
-	err = s.do(ctx, func() error {
-		if err := check(); err != nil {
-			return err
-		}
-		// A queued command may have got a sandbox in between.
-		if s.state().HasSandbox() {
-			if evidence, err = s.stop("The session is deleted."); err != nil {
-				return err
-			}
-		}
-		return s.bury()
-	})
+	evidence, err := s.retire(ctx, check, "The session is deleted.", s.bury)
 	if err != nil {
 		return nil, err
 	}

@@ -28,14 +28,17 @@ const (
 // a detached, double-forked child in a process group of its own behind; that one, and at its end the probe itself, are
 // stopped, so that they are certainly there when receiptd looks. The child stops again and again: when its parent ends
 // after the child has stopped, its group is orphaned, and the kernel sends it SIGHUP and SIGCONT (_exit(2)). Of a
-// hidden mount its mount point stays: a folder that can be read and is empty.
+// hidden mount its mount point stays: a folder that is empty, or one that the command can neither read nor enter.
 const probeScript = `
 mapfile -t lines </proc/self/status; printf 'status: %s\n' "${lines[@]}"
 mapfile -t lines </proc/self/mountinfo; printf 'mount: %s\n' "${lines[@]}"
 shopt -s nullglob dotglob
 for path in "$@"; do
 	in=("$path"/*)
-	[[ -e $path && ! ( -d $path && -r $path && -x $path && ${#in[@]} == 0 ) ]] && printf 'sees: %s %s\n' "$path" "${in[*]}"
+	[[ -e $path ]] || continue
+	[[ -d $path && ! -r $path && ! -x $path ]] && continue
+	[[ -d $path && -r $path && -x $path && ${#in[@]} == 0 ]] && continue
+	printf 'sees: %s %s\n' "$path" "${in[*]}"
 done
 for fd in {3..40}; do [[ -e /proc/self/fd/$fd ]] && printf 'fd: %s\n' "$fd"; done
 [[ /proc/self/fd/0 -ef /dev/null ]] && echo 'stdin: null'

@@ -51,7 +51,7 @@ func TestMain(m *testing.M) {
 
 // served is an agent on the embedded runtime behind a real socket.
 type served struct {
-	t        *testing.T
+	t        testing.TB
 	socket   string
 	agent    *agent.Agent
 	log      *bytes.Buffer
@@ -59,7 +59,7 @@ type served struct {
 	newAgent func() (*agent.Agent, error)
 }
 
-func serve(t *testing.T, change ...func(*config.Config)) *served {
+func serve(t testing.TB, change ...func(*config.Config)) *served {
 	t.Helper()
 	testkit.Need(t, testkit.Root, testkit.UserNamespaces, testkit.CgroupV1orV2, testkit.Git, testkit.Bash)
 	state := testkit.StateDir(t)
@@ -145,7 +145,7 @@ func (s *served) connect(options ...connecthttp.Option) *connect.Client {
 	return connect.NewClient(connecthttp.NewTransport(s.httpClient(true), "http://agent", options...))
 }
 
-func createRequest(t *testing.T, id string) *sandboxv1.CreateSessionRequest {
+func createRequest(t testing.TB, id string) *sandboxv1.CreateSessionRequest {
 	repo := testkit.Repo(t, owner)
 	return &sandboxv1.CreateSessionRequest{SessionId: id, Workspace: &sandboxv1.Workspace{
 		Repository: repo, Worktree: filepath.Join(filepath.Dir(repo), "wt"), Branch: "b"}}
