@@ -99,6 +99,7 @@ while l.msgget(i+1,0o1666)>=0 and i<100000: i+=1
 print("end")`},
 	} {
 		t.Run(bomb.name, func(t *testing.T) {
+			s.within(t)
 			s.put("bomb.py", bomb.program, 0o644)
 			res := s.exec("exec python3 bomb.py", 10*time.Second)
 			s.ends(res)

@@ -7,7 +7,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -193,6 +192,13 @@ func newSession(t *testing.T, extra string, change ...func(*sandboxv1.CreateSess
 	return newAgent(t, extra).session(owner, change...)
 }
 
+// within has the session report to a subtest, for as long as that runs.
+func (s *session) within(t *testing.T) {
+	outer := s.t
+	s.t = t
+	t.Cleanup(func() { s.t = outer })
+}
+
 // request is an exec with an id of its own.
 func (s *session) request(command string, timeout time.Duration) *sandboxv1.ExecRequest {
 	s.count++
@@ -307,20 +313,27 @@ func (s *session) build(name, source string) {
 	require.NoError(s.t, os.Chmod(bin, 0o755))
 }
 
-// processes lists the node's processes with a word among their arguments. A zombie has none: it runs nothing.
-func processes(word string) (pids []int) {
-	entries, _ := os.ReadDir("/proc")
-	for _, e := range entries {
-		pid, err := strconv.Atoi(e.Name())
-		if err != nil || pid == os.Getpid() {
-			continue
-		}
-		args, _ := os.ReadFile(filepath.Join("/proc", e.Name(), "cmdline"))
+// processes lists the node's processes one of whose threads has a word among its arguments. Of threads, because a
+// process goes on when its first one has ended. What is dead has no arguments.
+func processes(word string) (pids []string) {
+	threads, _ := filepath.Glob("/proc/[0-9]*/task/[0-9]*/cmdline")
+	for _, path := range threads {
+		args, _ := os.ReadFile(path)
 		for _, arg := range bytes.Split(args, []byte{0}) {
 			if bytes.Equal(arg, []byte(word)) {
-				pids = append(pids, pid)
+				pids = append(pids, path)
+				break
 			}
 		}
 	}
 	return pids
+}
+
+// gone asserts that no process with the word is alive. Looked for more than once, because a walk through /proc misses a
+// thread that begins while another one ends.
+func gone(t *testing.T, word string) {
+	t.Helper()
+	for range 3 {
+		require.Empty(t, processes(word))
+	}
 }

@@ -40,7 +40,7 @@ for d in /proc/[0-9]*; do
 done
 true`)
 	require.Empty(t, s.output(script))
-	mounted := s.output(`awk '{print $5}' /proc/self/mountinfo /proc/1/mountinfo 2>/dev/null`)
+	mounted := s.output(`awk '{print $5}' /proc/self/mountinfo /proc/1/mountinfo 2>/dev/null; true`)
 	require.NotContains(t, mounted, runtime.InternalDir)
 	require.NotContains(t, mounted, s.state)
 }
@@ -51,7 +51,7 @@ func TestP9ACommandCannotWriteWhereReceiptsAre(t *testing.T) {
 	before := listing(t, filepath.Join(s.state, "receipts"))
 	script := strings.NewReplacer("STATE", s.state, "SANDBOX", s.first.GetSandbox().GetId(), "INTERNAL", runtime.InternalDir).Replace(`
 for p in STATE/receipts/SANDBOX INTERNAL/receipts INTERNAL; do
-  mkdir -p $p && echo "made $p"; echo x > $p/exec-1.json && echo "wrote $p"; mv $p $p.old && echo "moved $p"; rm -r $p && echo "removed $p"
+  mkdir -p $p; mkdir $p/made && echo "made $p/made"; echo x > $p/exec-1.json && echo "wrote $p"; mv $p $p.old && echo "moved $p"; rm -r $p && echo "removed $p"
 done 2>/dev/null
 true`)
 	require.Empty(t, s.output(script))
@@ -239,7 +239,7 @@ for cid in (0,1,2,3):
 func TestP9ACommandHoldsNoDescriptorButThreeAndNothingOfTheAgentsEnvironment(t *testing.T) {
 	t.Setenv("ESCAPE_SECRET", "of-the-agent")
 	s := newSession(t, "")
-	require.Equal(t, "0\n1\n2\n", s.output("for f in /proc/$$/fd/*; do n=${f##*/}; [ $n -lt 255 ] && [ -e $f ] && echo $n; done"))
+	require.Equal(t, "0\n1\n2\n", s.output("for f in /proc/$$/fd/*; do n=${f##*/}; [ $n -lt 255 ] && [ -e $f ] && echo $n; done; true"))
 	require.Equal(t, "/dev/null\n", s.output("readlink /proc/self/fd/0"))
 	env := s.output("env; cat /proc/*/environ 2>/dev/null | tr '\\0' '\\n'")
 	require.NotContains(t, env, "ESCAPE_SECRET")
