@@ -52,33 +52,17 @@ func newApp(stdout, stderr io.Writer) *cli.Command {
 			versionCommand(),
 			demoCommand(),
 		},
-		EnableShellCompletion: true,
-		ConfigureShellCompletionCommand: func(c *cli.Command) {
-			c.Hidden = false
-			c.Usage = "print the completion script of a shell: bash, zsh or fish"
-			c.Commands = shells(c.Commands)
-			prepare(c) // the library adds this command too late for the call below
-		},
-		Suggest:         true,
-		HideHelpCommand: true,
-		Writer:          stdout,
-		ErrWriter:       stderr,
+		EnableShellCompletion:           true,
+		ConfigureShellCompletionCommand: configureCompletion,
+		Suggest:                         true,
+		HideHelpCommand:                 true,
+		Writer:                          stdout,
+		ErrWriter:                       stderr,
 		// Run prints the error and picks the code; the library must not exit by itself.
 		ExitErrHandler: func(context.Context, *cli.Command, error) {},
 	}
 	prepare(app)
 	return app
-}
-
-// shells keeps those that this project tests: the agent runs on Linux only.
-func shells(all []*cli.Command) []*cli.Command {
-	var kept []*cli.Command
-	for _, c := range all {
-		if c.Name != "pwsh" {
-			kept = append(kept, c)
-		}
-	}
-	return kept
 }
 
 // prepare gives every command what the library doesn't inherit.
@@ -88,6 +72,9 @@ func prepare(c *cli.Command) {
 	c.DisableSliceFlagSeparator = true
 	if c.Action == nil {
 		c.Action = group
+	}
+	if strings.HasPrefix(c.ArgsUsage, "SESSION") {
+		c.ShellComplete = completeSession
 	}
 	for _, sub := range c.Commands {
 		prepare(sub)
