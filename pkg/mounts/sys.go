@@ -189,7 +189,7 @@ func UserNamespace(m Mapping) (*os.File, error) {
 	}
 	defer func() {
 		proc.Kill()
-		proc.Wait()
+		_, _ = proc.Wait()
 	}()
 	ns, err := os.Open(fmt.Sprintf("/proc/%d/ns/user", proc.Pid))
 	if err != nil {

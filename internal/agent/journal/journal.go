@@ -76,7 +76,7 @@ func open(dir string, log *slog.Logger) (_ *Journal, err error) {
 	j := &Journal{dir: dir, log: log, queue: make(chan *update, maxGroup), stopped: make(chan struct{}), poison: make(chan struct{})}
 	defer func() {
 		if err != nil {
-			j.release()
+			_ = j.release()
 		}
 	}()
 	if j.lock, err = lock(filepath.Join(dir, lockName)); err != nil {

@@ -200,7 +200,7 @@ func treeOf(all []hierarchy, cgroup string) tree {
 func (t tree) folders() []string {
 	var out []string
 	for _, top := range t.dirs {
-		filepath.WalkDir(top, func(p string, d os.DirEntry, err error) error {
+		_ = filepath.WalkDir(top, func(p string, d os.DirEntry, err error) error {
 			if err == nil && d.IsDir() {
 				out = append(out, p)
 			}
@@ -238,7 +238,7 @@ func (t tree) pids() []int {
 // one by one through a pidfd that is opened first and checked after, so that a recycled pid is never hit.
 func (t tree) kill() {
 	for _, dir := range t.dirs {
-		writeCgroup(filepath.Join(dir, "cgroup.kill"), "1")
+		_ = writeCgroup(filepath.Join(dir, "cgroup.kill"), "1")
 	}
 	for _, pid := range t.pids() {
 		if fd, err := t.killOne(pid); err == nil {

@@ -261,7 +261,7 @@ func warmMigration(all []hierarchy) {
 		}
 		for _, line := range strings.Split(string(b), "\n") {
 			if f := strings.SplitN(line, ":", 3); len(f) == 3 && v1Same(f[1], h.controllers) {
-				writeCgroup(filepath.Join(h.path(strings.TrimSuffix(f[2], "/")), "cgroup.procs"), "0")
+				_ = writeCgroup(filepath.Join(h.path(strings.TrimSuffix(f[2], "/")), "cgroup.procs"), "0")
 			}
 		}
 	}
@@ -303,7 +303,7 @@ func (r *Runtime) run(ctx context.Context, st *start, rec record) (_ *Sandbox, e
 		return nil, err
 	}
 	if err := awaitReady(ctx, ready, spec.Dir); err != nil {
-		sb.kill()
+		_ = sb.kill()
 		<-sb.exited
 		sb.Close()
 		return nil, err
@@ -392,7 +392,7 @@ func startReceiptd(ctx context.Context, container *libcontainer.Container, st *s
 
 // awaitReady waits for receiptd's one line.
 func awaitReady(ctx context.Context, ready *os.File, dir string) error {
-	stop := context.AfterFunc(ctx, func() { ready.SetReadDeadline(time.Unix(1, 0)) })
+	stop := context.AfterFunc(ctx, func() { _ = ready.SetReadDeadline(time.Unix(1, 0)) })
 	defer stop()
 	line, err := bufio.NewReader(io.LimitReader(ready, 64)).ReadString('\n')
 	switch {
@@ -445,7 +445,7 @@ func (r *Runtime) adopt(process *libcontainer.Process, rec record, view *receipt
 	if err := r.writeRecord(rec); err != nil {
 		return nil, err
 	}
-	return r.watch(rec, view, func() { process.Wait() })
+	return r.watch(rec, view, func() { _, _ = process.Wait() })
 }
 
 // Load finds a sandbox that an earlier agent started; see runtime.Runtime.
