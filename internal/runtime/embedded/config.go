@@ -78,14 +78,6 @@ func idMap(base, size, id, own uint32) []configs.IDMap {
 	return m
 }
 
-// hostID is the host id of an id inside.
-func hostID(base, id, own uint32) uint32 {
-	if own != 0 {
-		return own
-	}
-	return base + id
-}
-
 // containerConfig is what libcontainer is told: everything but the bind mounts, which a hook attaches (attach.go).
 func containerConfig(spec runtime.Spec, rootfs, cgroup string, hook func(*specs.State) error) *configs.Config {
 	ids := spec.IDs
