@@ -2,7 +2,9 @@ package embedded
 
 import (
 	"path/filepath"
+	"slices"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 )
@@ -11,13 +13,18 @@ import (
 func BenchmarkStart(b *testing.B) {
 	h := newHost(b)
 	spec := h.spec(1234, 0)
+	var took []time.Duration
 	for b.Loop() {
 		spec.SandboxID = newID(b)
 		spec.Dir = filepath.Join(h.state, spec.SandboxID)
+		begin := time.Now()
 		s, err := h.r.Create(bound(b), spec)
 		require.NoError(b, err)
-		b.StopTimer()
+		took = append(took, time.Since(begin))
 		h.stop(s)
-		b.StartTimer()
 	}
+	slices.Sort(took)
+	b.ReportMetric(float64(took[0].Microseconds())/1000, "ms-min")
+	b.ReportMetric(float64(took[len(took)/2].Microseconds())/1000, "ms-p50")
+	b.ReportMetric(float64(took[len(took)*99/100].Microseconds())/1000, "ms-p99")
 }

@@ -312,3 +312,34 @@ func TestP5WithoutTheEndOfTheInitThereIsNoEvidence(t *testing.T) {
 	require.NoError(t, writeCgroup(freezer, "THAWED"))
 	h.stop(s)
 }
+
+func TestP5OnCgroupV2EverythingInASandboxIsKilledAndItsCgroupsAreRemoved(t *testing.T) {
+	testkit.Need(t, testkit.Root)
+	testkit.Leaks(t)
+	all, err := hierarchies()
+	require.NoError(t, err)
+	i := slices.IndexFunc(all, func(h hierarchy) bool { return h.v2 })
+	if i < 0 {
+		testkit.Need(t, testkit.CgroupV2)
+	}
+	cgroup := testkit.CgroupParent(t) + "/" + newID(t)
+	slots, err := makeSlots(all[i:i+1], cgroup, runtime.Resources{})
+	require.NoError(t, err)
+	defer slots.Close()
+	sleep := exec.Command("sleep", "600")
+	require.NoError(t, sleep.Start())
+	reaped := make(chan error, 1)
+	go func() { reaped <- sleep.Wait() }()
+	require.NoError(t, writeCgroup(filepath.Join(all[i].path(cgroup), "c1", "cgroup.procs"), itoa(sleep.Process.Pid)))
+	require.NoError(t, treeOf(all, cgroup).remove(bound(t)))
+	require.ErrorContains(t, <-reaped, "killed")
+	require.NoDirExists(t, all[i].path(cgroup))
+}
+
+func TestRemoveNeverDeletesAFolderThatIsNotTheSandboxes(t *testing.T) {
+	h := newHost(t)
+	other := testkit.StateDir(t)
+	_, err := h.r.Remove(bound(t), runtime.Identity{SandboxID: newID(t), Dir: other})
+	require.ErrorIs(t, err, runtime.ErrNoEvidence)
+	require.DirExists(t, other)
+}

@@ -220,6 +220,9 @@ func (r *Runtime) Remove(ctx context.Context, id runtime.Identity) (runtime.Evid
 	if err != nil {
 		return runtime.Evidence{}, err
 	}
+	if dir := rec.Identity.Dir; dir != "" && (!filepath.IsAbs(dir) || filepath.Base(dir) != id.SandboxID) {
+		return runtime.Evidence{}, fmt.Errorf("removing sandbox %s: %w: the folder %q is not that of this sandbox", id.SandboxID, runtime.ErrNoEvidence, dir)
+	}
 	ev := newEvidence(rec.Identity)
 	boot, err := bootID()
 	if err != nil {
