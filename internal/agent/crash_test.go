@@ -28,6 +28,7 @@ type job struct {
 	Session        *sandboxv1.CreateSessionRequest
 	Before         []string // commands that are waited for
 	Command        string   // the one during which it dies
+	DieStarting    bool     // it dies when the runtime has started the sandbox, before anyone is told
 }
 
 // agentProcess is the main of the child process. It says "session" and "answered" on standard output.
@@ -40,6 +41,9 @@ func agentProcess(args []string) {
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
+	}
+	if j.DieStarting {
+		a.runtimes["embedded"] = deadly{a.runtimes["embedded"]}
 	}
 	ctx := context.Background()
 	s, err := a.CreateSession(ctx, j.Session)
@@ -64,6 +68,19 @@ func agentProcess(args []string) {
 	select {}
 }
 
+// deadly is the real runtime in an agent that is killed (kill -9) the moment its sandbox runs.
+type deadly struct{ runtime.Runtime }
+
+func (r deadly) Create(ctx context.Context, spec runtime.Spec) (runtime.Sandbox, error) {
+	if _, err := r.Runtime.Create(ctx, spec); err != nil {
+		return nil, err
+	}
+	fmt.Println("started")
+	p, _ := os.FindProcess(os.Getpid())
+	p.Kill()
+	select {}
+}
+
 // crash is a node whose first agent runs in a process of its own.
 type crash struct {
 	*node
@@ -74,16 +91,22 @@ type crash struct {
 
 func newCrash(t *testing.T, before []string, command string) *crash {
 	t.Helper()
+	c := startCrash(t, job{Before: before, Command: command})
+	c.await("session")
+	return c
+}
+
+func startCrash(t *testing.T, j job) *crash {
+	t.Helper()
 	testkit.Need(t, testkit.Root, testkit.UserNamespaces, testkit.CgroupV1orV2, testkit.Git, testkit.Bash)
 	n := &node{t: t, state: testkit.StateDir(t), parent: testkit.CgroupParent(t)}
 	n.cfg = testConfig(n.state, "/var/tmp")
 	repo := testkit.Repo(t, owner)
 	c := &crash{node: n, worktree: filepath.Join(filepath.Dir(repo), "wt")}
 	receiptd, pid1 := testkit.Binaries(t)
-	arg, err := json.Marshal(job{
-		Config: n.cfg, Parent: n.parent, Receiptd: receiptd, Pid1: pid1, Before: before, Command: command,
-		Session: &sandboxv1.CreateSessionRequest{SessionId: "s", Workspace: &sandboxv1.Workspace{Repository: repo, Worktree: c.worktree, Branch: "b"}},
-	})
+	j.Config, j.Parent, j.Receiptd, j.Pid1 = n.cfg, n.parent, receiptd, pid1
+	j.Session = &sandboxv1.CreateSessionRequest{SessionId: "s", Workspace: &sandboxv1.Workspace{Repository: repo, Worktree: c.worktree, Branch: "b"}}
+	arg, err := json.Marshal(j)
 	require.NoError(t, err)
 	c.cmd = exec.Command("/proc/self/exe", "agent", string(arg))
 	c.cmd.Stderr = os.Stderr
@@ -92,7 +115,6 @@ func newCrash(t *testing.T, before []string, command string) *crash {
 	require.NoError(t, c.cmd.Start())
 	t.Cleanup(func() { c.cmd.Process.Kill(); c.cmd.Wait() })
 	c.out = bufio.NewScanner(pipe)
-	c.await("session")
 	return c
 }
 
@@ -222,6 +244,45 @@ func killReceiptds(t *testing.T, parent string) {
 		found++
 	}
 	require.NotZero(t, found)
+}
+
+func TestP6AnAgentThatIsKilledWhileItStartsASandboxLeavesNoneBehind(t *testing.T) {
+	c := startCrash(t, job{DieStarting: true})
+	c.await("started")
+	c.cmd.Wait()
+	c.restart()
+	s, err := c.agent.GetSession(c.ctx(), &sandboxv1.GetSessionRequest{SessionId: "s"})
+	require.NoError(t, err)
+	require.Equal(t, sandboxv1.Session_IDLE, s.GetState())
+	require.True(t, s.GetSandbox().GetEvidence().GetComplete())
+	ids, err := c.agent.runtimes["embedded"].List(c.ctx())
+	require.NoError(t, err)
+	require.Empty(t, ids)
+	require.EqualValues(t, 2, c.exec("s", "e1", "true").GetGeneration())
+}
+
+func TestASessionThatWasRecordedWhileItsCommandRanGoesOnAfterTheCrash(t *testing.T) {
+	n := newNode(t)
+	s := n.session("s")
+	n.exec("s", "mk", "mkfifo go")
+	done := make(chan error, 1)
+	go func() {
+		_, err := n.agent.Exec(n.ctx(), &sandboxv1.ExecRequest{SessionId: "s", ExecId: "e1", Command: "cat go"})
+		done <- err
+	}()
+	w, err := os.OpenFile(filepath.Join(s.GetWorkspace().GetWorktree(), "go"), os.O_WRONLY, 0)
+	require.NoError(t, err)
+	_, err = n.agent.ClaimSession(n.ctx(), &sandboxv1.ClaimSessionRequest{SessionId: "s"}) // records EXECUTING
+	require.NoError(t, err)
+	require.NoError(t, w.Close())
+	require.NoError(t, <-done)
+	require.NoError(t, n.agent.Close())
+	n.start()
+	after, err := n.agent.GetSession(n.ctx(), &sandboxv1.GetSessionRequest{SessionId: "s"})
+	require.NoError(t, err)
+	require.Equal(t, sandboxv1.Session_READY, after.GetState())
+	require.EqualValues(t, 2, after.GetOwnerEpoch())
+	require.EqualValues(t, 1, n.exec("s", "e2", "true").GetGeneration())
 }
 
 func TestP6AnIntentWhoseRequestNeverArrivedIsNotStarted(t *testing.T) {

@@ -130,6 +130,9 @@ func (s *session) recoverSandbox() error {
 	err := s.load(rec)
 	if err == nil {
 		s.log.Info("sandbox attached again", "sandbox", rec.ID, "generation", rec.Generation)
+		if state == Executing { // its intents are looked at next, if there still are any
+			return s.apply(EvExecEnd, "", nil)
+		}
 		return nil
 	}
 	_, stopErr := s.stop("After the agent's restart: " + err.Error())

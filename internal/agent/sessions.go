@@ -79,11 +79,22 @@ func (a *Agent) claimID(id, digest string) (*session, error) {
 		return s, nil
 	case s != nil:
 		return nil, fmt.Errorf("%w: session_id %q was used for another request: choose another id", ErrExists, id)
-	case int64(len(a.sessions)+len(a.creating)) >= a.cfg.Limits.Sessions:
+	case a.count() >= a.cfg.Limits.Sessions:
 		return nil, fmt.Errorf("%w: there are %d sessions (limits.sessions): delete one first", ErrExhausted, len(a.sessions))
 	}
 	a.creating[id] = true
 	return nil, nil
+}
+
+// count is the sessions that there are or will be. Caller holds mu.
+func (a *Agent) count() int64 {
+	n := len(a.sessions)
+	for id := range a.creating {
+		if a.sessions[id] == nil {
+			n++
+		}
+	}
+	return int64(n)
 }
 
 func (a *Agent) unclaimID(id string) {
