@@ -10,6 +10,8 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 const (
@@ -72,6 +74,15 @@ func (b *boundedBuffer) Write(p []byte) (int, error) {
 	return n, nil
 }
 
+// killGroup ends Git and its helpers, which would hold the pipes open. Before Linux 6.9, which can signal a group through
+// a pidfd, only Git itself is ended; its pipes are then given up after WaitDelay.
+func killGroup(cmd *exec.Cmd, pidfd int) error {
+	if pidfd >= 0 && unix.PidfdSendSignal(pidfd, unix.SIGKILL, nil, unix.PIDFD_SIGNAL_PROCESS_GROUP) == nil {
+		return nil
+	}
+	return cmd.Process.Kill()
+}
+
 // run gives Git's standard output. A non-zero exit is an error with the end of its standard error.
 func (g git) run(ctx context.Context, args ...string) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, gitTimeout)
@@ -80,14 +91,18 @@ func (g git) run(ctx context.Context, args ...string) (string, error) {
 	cmd.Dir, cmd.Env = g.dir, append(gitEnv(), g.env...)
 	stdout, stderr := &boundedBuffer{max: gitMaxOutput}, &boundedBuffer{max: 4096}
 	cmd.Stdout, cmd.Stderr = stdout, stderr
+	pidfd := -1
 	cmd.SysProcAttr = &syscall.SysProcAttr{
 		Setpgid:    true,
+		PidFD:      &pidfd,
 		Credential: &syscall.Credential{Uid: g.owner.UID, Gid: g.owner.GID, Groups: []uint32{}},
 	}
-	// Helpers of Git would hold the pipes open: the whole group goes.
-	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
+	cmd.Cancel = func() error { return killGroup(cmd, pidfd) }
 	cmd.WaitDelay = time.Second
 	err := cmd.Run()
+	if pidfd >= 0 {
+		unix.Close(pidfd)
+	}
 	switch {
 	case errors.Is(err, exec.ErrNotFound):
 		return "", fmt.Errorf("%w: no git in %s: install it (apt install git)", ErrGit, gitPath)
