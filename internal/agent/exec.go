@@ -460,11 +460,11 @@ func (s *session) record(e *execution, r *sandboxv1.ExecResult, durable bool) er
 
 // leave takes the session out of EXECUTING. What may still run, and what broke its seals, is stopped first.
 func (s *session) leave(e *execution, v verdict, effects ExecEffects) error {
-	sealsBroken := v.proven != nil && !v.proven.predicate.SealsIntact
-	if effects.StopSandbox || sealsBroken {
+	left := leftBehind(v.proven)
+	if effects.StopSandbox || left != "" {
 		why := "Exec " + e.intent.ExecID + ": " + v.reason
-		if sealsBroken {
-			why = "Exec " + e.intent.ExecID + " left broken seals."
+		if left != "" {
+			why = "Exec " + e.intent.ExecID + " left " + left + "."
 		}
 		if !s.state().HasSandbox() {
 			return nil // recovery has stopped it already
@@ -476,6 +476,22 @@ func (s *session) leave(e *execution, v verdict, effects ExecEffects) error {
 		return s.apply(EvExecEnd, "", nil)
 	}
 	return nil
+}
+
+// leftBehind says why a command's receipt, although it verifies, is no ground to run another one beside what it left;
+// empty when there is nothing. The end of the sandbox takes it with it.
+func leftBehind(p *proven) string {
+	switch {
+	case p == nil:
+		return ""
+	case !p.predicate.SealsIntact:
+		return "broken seals"
+	case p.predicate.Boundary.Cgroup == "populated":
+		return "processes in its cgroup that were not in its PID namespace"
+	case p.predicate.Boundary.SocketsLeft > 0:
+		return fmt.Sprintf("%d sockets that could not be destroyed", p.predicate.Boundary.SocketsLeft)
+	}
+	return ""
 }
 
 // finish gives the outcome to all who wait. The record is in the journal before the exec leaves the live ones, so a

@@ -281,6 +281,7 @@ func (s *session) view(sb *attached, rec *sandboxRecord) *receiptdv1.View {
 	v.Dir = rec.Plan.Worktree
 	v.Env = commandEnv(rec.Plan.Worktree, s.agent.cfg.Workspace, s.rec.Env) // Env is set once, at creation
 	v.Seals = rec.Plan.Seals()
+	v.AllowNestedUserns = s.agent.cfg.Runtime.NestedUserns
 	return v
 }
 

@@ -47,6 +47,9 @@ func (s Socket) FileMode() os.FileMode {
 type Runtime struct {
 	Default string   `json:"default"`
 	Allowed []string `json:"allowed"`
+	// NestedUserns lets commands make user namespaces of their own, which some build tools and browsers want. It opens
+	// the kernel interfaces behind them (namespaces, mounts, netfilter) to code that nobody has read.
+	NestedUserns bool `json:"nested_userns"`
 }
 
 // Containerd is where the node's containerd is found.
