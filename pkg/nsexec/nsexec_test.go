@@ -556,3 +556,17 @@ func TestAViewThatCouldProtectNothingIsRefused(t *testing.T) {
 		})
 	}
 }
+
+func TestUserNamespacesAreRefusedUnlessTheOperatorAllowsThem(t *testing.T) {
+	refused := run(t, testView(t), "unshare -Ur id -u")
+	require.Contains(t, string(refused.Stderr.Kept()), "Operation not permitted")
+	allowed := testView(t, func(c *Config) { c.NestedUserns = true })
+	res := run(t, allowed, "unshare -Urm sh -c 'id -u; mount -t tmpfs x /tmp && echo mounted'; kill -KILL 1; cat /proc/1/environ 2>/dev/null; echo end")
+	require.Equal(t, "0\nmounted\nend\n", string(res.Stdout.Kept()), string(res.Stderr.Kept()))
+	require.Empty(t, processesIn(t, res.Namespace))
+	// Root of a namespace of its own is not pid1's root (facts.md, protecting PID 1).
+	res = run(t, allowed, "unshare -Ur sh -c 'kill -KILL 1; kill -STOP 1; cat /proc/1/mem /proc/1/environ; nsenter -t 1 -m true; echo end' 2>/dev/null")
+	require.Equal(t, "end\n", string(res.Stdout.Kept()))
+	require.NotNil(t, res.Report)
+	require.True(t, res.Report.Ended)
+}
