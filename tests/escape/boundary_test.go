@@ -161,7 +161,7 @@ func TestP4OneCommandRunsAtATime(t *testing.T) {
 func TestP3AndP4TheNextCommandFindsNoProcessNoSocketAndNoSharedMemoryOfTheOneBefore(t *testing.T) {
 	testkit.Need(t, testkit.Program("python3"))
 	s := newSession(t, "")
-	list := `set -- /proc/[0-9]*; echo $#; cut -d: -f1 /proc/net/unix | tail -n +2 | wc -l; for f in tcp tcp6 udp udp6; do tail -n +2 /proc/net/$f | awk '$4 != "06"'; done; tail -n +2 /proc/sysvipc/shm; tail -n +2 /proc/sysvipc/sem; tail -n +2 /proc/sysvipc/msg`
+	list := `set -- /proc/[0-9]*; echo $#; awk '{print $8}' /proc/net/unix | sort -u; for f in tcp tcp6 udp udp6; do tail -n +2 /proc/net/$f | awk '$4 != "06"'; done; tail -n +2 /proc/sysvipc/shm; tail -n +2 /proc/sysvipc/sem; tail -n +2 /proc/sysvipc/msg`
 	before := s.output(list)
 	res := s.python(`import socket,ctypes,os
 l=ctypes.CDLL(None)
