@@ -47,7 +47,11 @@ func benchMain() int {
 	// After the first signal the usual handling is back: a second one ends a clean-up that hangs.
 	context.AfterFunc(ctx, stop)
 	defer stop()
-	err = run(ctx, o)
+	// Printed once everything is removed: a reader that goes away ("make bench | head") ends this program on the spot.
+	r, err := run(ctx, o)
+	if r != nil && ctx.Err() == nil {
+		err = errors.Join(err, r.write(os.Stdout, o.json))
+	}
 	switch {
 	case ctx.Err() != nil:
 		fmt.Fprintln(os.Stderr, "bench: interrupted; what it made is removed")
@@ -80,26 +84,35 @@ func parse(args []string) (o options, err error) {
 
 func (o options) wants(name string) bool { return o.only.MatchString(name) }
 
-// run measures everything and prints it. What it makes is gone when it returns, also after an interruption.
-func run(ctx context.Context, o options) (err error) {
+// run measures everything. What it makes is gone when it returns, also after an interruption; if not, that is the
+// error, with the report.
+func run(ctx context.Context, o options) (r *report, err error) {
 	p, err := newPlace(ctx, o)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	defer func() { err = errors.Join(err, p.Close()) }()
 	a, err := startAgent(ctx, p)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	s, err := a.newSession(ctx)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	r, err := newReport(ctx, o, a)
-	if err != nil {
-		return err
+	if r, err = newReport(ctx, o, a); err != nil {
+		return nil, err
 	}
-	// First, while there is one sandbox only: programs that run twice share pages, and so count for less.
+	if err := r.measure(ctx, o, p, a, s); err != nil {
+		return nil, err
+	}
+	r.judge()
+	return r, nil
+}
+
+// measure fills the report, in an order that matters: memory first, while there is one sandbox only. Programs that run
+// twice share pages, and so count for less.
+func (r *report) measure(ctx context.Context, o options, p *place, a *agent, s *session) (err error) {
 	if o.wants("memory") {
 		if r.Memory, err = measureMemory(ctx, a, s); err != nil {
 			return err
@@ -119,10 +132,7 @@ func run(ctx context.Context, o options) (err error) {
 		}
 	}
 	if o.wants("sizes") {
-		if r.Sizes, err = measureSizes(p); err != nil {
-			return err
-		}
+		r.Sizes, err = measureSizes(p)
 	}
-	r.judge()
-	return r.write(os.Stdout, o.json)
+	return err
 }
