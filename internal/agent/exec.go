@@ -316,6 +316,9 @@ func (s *session) resolve(e *execution) verdict {
 		}
 		know, detail := s.ask(e)
 		finding, p, err := s.look(e)
+		if detail == "" {
+			detail = know.String()
+		}
 		event, wait := Decide(finding, know)
 		if wait && time.Now().Before(deadline) {
 			continue // ask waits in receiptd

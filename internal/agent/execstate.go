@@ -95,6 +95,24 @@ const (
 	Gone
 )
 
+// String says it in words that go into an answer's reason.
+func (k Knowledge) String() string {
+	switch k {
+	case KnowsNothing:
+		return "receiptd never saw it"
+	case KnowsRunning:
+		return "receiptd says that it runs"
+	case KnowsReceipt:
+		return "receiptd says that its receipt is there, but it isn't"
+	case KnowsReceiptLost:
+		return "it ended, and its receipt could not be written"
+	case Gone:
+		return "its sandbox is gone, and there is no receipt"
+	default:
+		return "receiptd could not be asked, and there is no receipt"
+	}
+}
+
 // Decide says what becomes of an intent without an outcome. wait means: look again later. The folder is looked at
 // after receiptd was asked, so an absent receipt is a late observation, and a good receipt wins over everything.
 func Decide(r ReceiptFinding, k Knowledge) (event ExecEvent, wait bool) {

@@ -15,9 +15,11 @@ import (
 )
 
 const (
-	gitTimeout   = 60 * time.Second
-	gitMaxOutput = 4 << 20
-	gitPath      = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+	gitTimeout = 60 * time.Second
+	// checkoutTimeout is for git worktree add, which writes every file of the tree.
+	checkoutTimeout = 10 * time.Minute
+	gitMaxOutput    = 4 << 20
+	gitPath         = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 )
 
 // pinned are configuration values that win over the repository's own: nothing of it may run a program, fetch, or
@@ -56,6 +58,8 @@ type git struct {
 	dir   string
 	owner Owner
 	env   []string // added to gitEnv
+	// timeout is gitTimeout unless it is set.
+	timeout time.Duration
 }
 
 // boundedBuffer keeps the first max bytes and swallows the rest, so that Git never blocks on a full pipe.
@@ -85,7 +89,11 @@ func killGroup(cmd *exec.Cmd, pidfd int) error {
 
 // run gives Git's standard output. A non-zero exit is an error with the end of its standard error.
 func (g git) run(ctx context.Context, args ...string) (string, error) {
-	ctx, cancel := context.WithTimeout(ctx, gitTimeout)
+	timeout := g.timeout
+	if timeout == 0 {
+		timeout = gitTimeout
+	}
+	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, "git", args...)
 	cmd.Dir, cmd.Env = g.dir, append(gitEnv(), g.env...)
@@ -107,7 +115,7 @@ func (g git) run(ctx context.Context, args ...string) (string, error) {
 	case errors.Is(err, exec.ErrNotFound):
 		return "", fmt.Errorf("%w: no git in %s: install it (apt install git)", ErrGit, gitPath)
 	case ctx.Err() != nil:
-		return "", fmt.Errorf("%w: git %s in %s took longer than %s or was cancelled: %w", ErrGit, args[0], g.dir, gitTimeout, ctx.Err())
+		return "", fmt.Errorf("%w: git %s in %s took longer than %s or was cancelled: %w", ErrGit, args[0], g.dir, timeout, ctx.Err())
 	case err != nil:
 		return "", fmt.Errorf("%w: git %s in %s: %w: %s", ErrGit, args[0], g.dir, err, strings.TrimSpace(stderr.String()))
 	case stdout.cut:

@@ -121,11 +121,27 @@ func create(ctx context.Context, base git, w Wanted) error {
 	if err != nil {
 		return err
 	}
-	if _, err := base.run(ctx, args...); err != nil {
+	checkout := base
+	checkout.timeout = checkoutTimeout
+	if _, err := checkout.run(ctx, args...); err != nil {
 		if made {
-			err = errors.Join(err, removeMade(w.Worktree))
+			err = errors.Join(err, uncreate(ctx, base, w.Worktree))
 		}
 		return fmt.Errorf("%w: creating worktree %s of %s: %w", ErrRefused, w.Worktree, w.Repository, err)
+	}
+	return nil
+}
+
+// uncreate takes a half-made worktree away: a later call would adopt it as if it were whole. The branch stays, since by
+// now somebody else may use it.
+func uncreate(ctx context.Context, base git, worktree string) error {
+	// Its failure only says that Git had not begun; what counts is whether the folder goes.
+	_, gitErr := base.run(context.WithoutCancel(ctx), "worktree", "remove", "--force", "--", worktree)
+	if err := removeMade(worktree); err != nil {
+		return errors.Join(gitErr, err)
+	}
+	if _, err := statDir("worktree", worktree); !errors.Is(err, os.ErrNotExist) {
+		return fmt.Errorf("the half-made worktree %s is still there: remove it (git worktree remove --force): %w", worktree, errors.Join(gitErr, err))
 	}
 	return nil
 }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -209,4 +210,17 @@ func TestNothingThatACommandPlantedSendsTheScratchFolderElsewhere(t *testing.T) 
 			require.Equal(t, "keep", string(b))
 		})
 	}
+}
+
+func TestAWorktreeThatCouldNotBeFilledIsTakenAwayAgain(t *testing.T) {
+	repo, dir := setUp(t)
+	// The tree of HEAD names an object that isn't there: the checkout fails in its middle.
+	blob := strings.TrimSpace(testkit.GitAs(t, uid, repo, "rev-parse", "HEAD:README"))
+	require.NoError(t, os.Remove(filepath.Join(repo, ".git/objects", blob[:2], blob[2:])))
+	wt := filepath.Join(dir, "wt")
+	_, err := Open(t.Context(), Wanted{Repository: repo, Worktree: wt, Branch: "b"})
+	require.ErrorIs(t, err, ErrRefused)
+	require.ErrorContains(t, err, wt)
+	require.NoDirExists(t, wt)
+	require.NotContains(t, testkit.GitAs(t, uid, repo, "worktree", "list"), wt)
 }
