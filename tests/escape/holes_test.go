@@ -338,9 +338,10 @@ func (s *session) receiptdPID() int {
 	return 0
 }
 
-// deadSender connects, fills its side of the connection and ends: the kernel goes on sending for the dead.
+// deadSender connects, waits until it has been accepted, fills its side of the connection and ends: the kernel goes on
+// sending for the dead.
 const deadSender = `import socket
-c=socket.create_connection(("127.0.0.1",PORT)); c.setblocking(False)
+c=socket.create_connection(("127.0.0.1",PORT)); c.recv(1); c.setblocking(False)
 try:
     while True: c.send(b"x"*65536)
 except BlockingIOError: pass
@@ -351,7 +352,7 @@ except BlockingIOError: pass
 const slowServer = `import socket,sys,fcntl,termios,struct
 l=socket.socket(); l.setsockopt(socket.SOL_SOCKET,socket.SO_RCVBUF,4096); l.bind(("127.0.0.1",0)); l.listen()
 print(l.getsockname()[1],flush=True)
-c,_=l.accept()
+c,_=l.accept(); c.send(b"x")
 sys.stdin.readline()
 queued=struct.unpack("i",fcntl.ioctl(c,termios.FIONREAD,b"0000"))[0]
 total=0
