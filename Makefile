@@ -44,10 +44,11 @@ test: ## all tests, as root, and go vet
 	@scripts/setup.sh build test
 	@scripts/test.sh
 
-test-long: ## the tests with their long variants (a thousand commands in a row and the like)
+test-long: ## the tests five times over, to find what only fails sometimes, and each parser fuzzed for a minute
 	@scripts/need-root.sh "make test-long"
 	@scripts/setup.sh build test
-	@SANDBOX_LONG=1 scripts/test.sh
+	@scripts/test.sh -count=5
+	@scripts/fuzz.sh 60s
 
 bench: build ## measure against bare bash, the durable floor, bwrap, runc and crun (BENCHFLAGS: see go run ./bench -h)
 	@scripts/need-root.sh "make bench"

@@ -35,6 +35,9 @@ shellcheck "${shell_files[@]}"
 step golangci-lint
 "$(scripts/tool.sh "$golangci")" run ./...
 
+step 'import rules'
+go test ./tests/layout
+
 step govulncheck
 checker=$(scripts/tool.sh "$govulncheck")
 db=$(cd / && go mod download -json "$vulndb" | sed -nE 's/^\t"Dir": "(.*)",?$/\1/p')

@@ -18,7 +18,7 @@ go build -o "$work/testcount" ./scripts/testcount
 make --no-print-directory -s build BIN="$work"
 export SANDBOX_TEST_BIN_DIR=$work
 set +e
-go test -p 1 -timeout 30m -json "$@" ./... | "$work/testcount"
+go test -p 1 -timeout 60m -json "$@" ./... | "$work/testcount"
 status=("${PIPESTATUS[@]}")
 set -e
 if [ "${status[0]}" != 0 ] || [ "${status[1]}" != 0 ]; then exit 1; fi

@@ -1,0 +1,77 @@
+#!/usr/bin/env bash
+# Fetches and unpacks the kernels that tests/kernel boots: those of Debian's cloud flavour in four suites, 5.10 to the
+# newest backport. About 120 MB; with everything in the cache it does nothing, and needs no network.
+#
+#   scripts/kernels.sh [CACHE]
+set -euo pipefail
+cache=${1:-${XDG_CACHE_HOME:-$HOME/.cache}/sandbox-agent/kernels}
+suites=(bullseye-security bookworm-security trixie-security trixie-backports)
+keyring=/usr/share/keyrings/debian-archive-keyring.gpg
+
+die() {
+  printf 'kernels: %s\n' "$*" >&2
+  exit 1
+}
+
+[ ! -e "$cache/complete" ] || exit 0
+command -v apt-get >/dev/null || die "the kernels are Debian packages and there is no apt-get to fetch them"
+[ -e "$keyring" ] || die "$keyring is missing: install debian-archive-keyring"
+mkdir -p "$cache"/{lists/partial,archives/partial,debs,k}
+
+# The mirrors are the machine's own.
+mirrors() {
+  {
+    awk '/^URIs:/ {print $2}' /etc/apt/sources.list.d/*.sources 2>/dev/null
+    awk '$1 == "deb" {for (i = 2; i <= NF; i++) if ($i ~ /^https?:/) print $i}' /etc/apt/sources.list /etc/apt/sources.list.d/*.list 2>/dev/null
+    true
+  } | sort -u
+}
+main=$(mirrors | grep -v security | head -1)
+security=$(mirrors | grep security | head -1)
+if [ -z "$main" ] || [ -z "$security" ]; then
+  die "apt's sources name no Debian mirror, or none with security updates"
+fi
+
+for suite in "${suites[@]}"; do
+  case $suite in *-security) mirror=$security ;; *) mirror=$main ;; esac
+  echo "deb [signed-by=$keyring arch=amd64] $mirror $suite main"
+done >"$cache/sources.list"
+
+# An apt state of its own: the machine's is neither used nor changed.
+apt=(-qq -o "Dir::Etc::sourcelist=$cache/sources.list" -o Dir::Etc::sourceparts=/dev/null -o "Dir::State::Lists=$cache/lists"
+  -o "Dir::Cache=$cache" -o Dir::State::status=/dev/null -o Acquire::Languages=none -o APT::Sandbox::User=root
+  -o APT::Get::List-Cleanup=0)
+apt-get "${apt[@]}" update
+
+# newest prints the image package of the newest kernel in a suite. Release candidates of other flavours don't match.
+newest() {
+  local lists=("$cache"/lists/*_dists_"$1"_main_binary-amd64_Packages*)
+  /usr/lib/apt/apt-helper cat-file "${lists[0]}" |
+    sed -nE 's/^Package: (linux-image-[0-9][^ ]*-cloud-amd64)$/\1/p' | sort -V | tail -1
+}
+
+packages=()
+for suite in "${suites[@]}"; do
+  image=$(newest "$suite")
+  [ -n "$image" ] || die "the suite $suite has no kernel of the cloud flavour"
+  release=${image#linux-image-}
+  # Since 7.0 an image comes in parts.
+  case $release in
+    [1-6].*) packages+=("$image") ;;
+    *) packages+=("linux-binary-$release" "linux-modules-$release" "linux-base-$release") ;;
+  esac
+  echo "kernels: $suite has $release"
+done
+(cd "$cache/debs" && apt-get "${apt[@]}" download "${packages[@]}")
+
+for deb in "$cache"/debs/*.deb; do
+  dpkg-deb --fsys-tarfile "$deb" | tar -x -C "$cache/k" --wildcards --exclude './usr/share' './*'
+done
+mkdir -p "$cache/k/lib/modules"
+for modules in "$cache"/k/usr/lib/modules/*; do
+  [ -e "$modules" ] && mv "$modules" "$cache/k/lib/modules/"
+done
+for modules in "$cache"/k/lib/modules/*; do
+  depmod -b "$cache/k" "$(basename "$modules")"
+done
+touch "$cache/complete"
