@@ -37,7 +37,7 @@ func newPlace(owner *repository) (p *place, err error) {
 	}()
 	in := func(name string) string { return filepath.Join(dir, name) }
 	p = &place{
-		dir: dir, state: in("state"), socket: in("run/exec.sock"), work: in("work"),
+		dir: dir, state: in("state"), socket: in("run/exec.sock"), work: in("worktrees"),
 		config: in("config.yaml"), log: in("agent.log"), control: in("control"),
 	}
 	for _, d := range []string{in("run"), p.work, p.control} {
