@@ -226,7 +226,7 @@ func (t *tour) detached() step {
 		"until [ -e \"$TMPDIR/alive\" ]; do :; done; echo 'left something running'"
 	return step{
 		id: "detached", title: "A child that tries to stay", why: "Detached, double-forked, in a session of its own, it would write into the worktree a second later. " +
-			"Most sandboxes answer, and it writes. The same line also runs outside, without a sandbox, to see that it works.",
+			"A sandbox that only waits for bash would let it. The same line also runs outside, without a sandbox, to see that it works.",
 		command: escape,
 		expect: func(r outcome) []check {
 			control, err := t.outside(escape)
