@@ -304,7 +304,10 @@ func (r *Runtime) run(ctx context.Context, st *start, rec record) (_ *Sandbox, e
 	defer ready.Close()
 	sb, err := r.adopt(process, rec, viewOf(spec, st.slots))
 	if err != nil {
-		return nil, err
+		// Without a watcher nobody else reaps it. It may have ended by itself already.
+		_ = process.Signal(unix.SIGKILL)
+		_, _ = process.Wait()
+		return nil, fmt.Errorf("%w; receiptd's log ends: %s", err, tail(logPath(spec.Dir)))
 	}
 	if err := awaitReady(ctx, ready, spec.Dir); err != nil {
 		_ = sb.kill()
