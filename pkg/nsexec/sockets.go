@@ -32,16 +32,21 @@ type diagSocket struct {
 	id                      [diagIDSize]byte
 }
 
-// DestroySockets destroys the internet sockets of this network namespace. It needs CAP_NET_ADMIN in the namespace's
-// user namespace and CONFIG_INET_DIAG_DESTROY. left counts those that are still there and can still send.
+// errNoDiagnostics: there are sockets, and no module that could destroy them.
+var errNoDiagnostics = errors.New("there are sockets, and the kernel has no socket diagnostics for them: load the modules tcp_diag and udp_diag (kernel options CONFIG_INET_TCP_DIAG, CONFIG_INET_UDP_DIAG)")
+
+// DestroySockets destroys the internet sockets of the calling thread's network namespace. It needs CAP_NET_ADMIN in the
+// namespace's user namespace and CONFIG_INET_DIAG_DESTROY. left counts those that are still there and can still send:
+// older kernels say that they destroy a closed connection with unsent data, and don't (tcp_abort did nothing to a
+// SOCK_DEAD socket; seen on 5.10).
 func DestroySockets() (destroyed, left int, err error) {
 	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.NETLINK_INET_DIAG)
 	if err != nil {
 		return 0, 0, fmt.Errorf("opening a socket-diagnostics socket: %w", err)
 	}
 	defer unix.Close(fd)
-	sockets, err := listSockets(fd)
-	if err != nil || len(sockets) == 0 {
+	sockets, hidden, err := listSockets(fd)
+	if err != nil || len(sockets)+hidden == 0 {
 		return 0, 0, err
 	}
 	var failures []error
@@ -54,9 +59,12 @@ func DestroySockets() (destroyed, left int, err error) {
 			failures = append(failures, err)
 		}
 	}
-	after, err := listSockets(fd)
+	after, left, err := listSockets(fd)
 	if err != nil {
-		return destroyed, len(failures), err
+		return destroyed, len(failures) + hidden, err
+	}
+	if left > 0 {
+		failures = append(failures, errNoDiagnostics)
 	}
 	for _, s := range after {
 		if s.state != tcpTimeWait { // holds no data
@@ -69,28 +77,31 @@ func DestroySockets() (destroyed, left int, err error) {
 	return destroyed, left, errors.Join(failures...)
 }
 
-func listSockets(fd int) ([]diagSocket, error) {
+// listSockets lists the TCP and UDP sockets. hidden counts those that the kernel has no diagnostics for: it loads that
+// module by itself, unless the node keeps it from doing so.
+func listSockets(fd int) (all []diagSocket, hidden int, err error) {
 	counts, err := countSockets()
 	if err != nil {
-		return nil, err
+		return nil, 0, err
 	}
-	var all []diagSocket
 	for _, family := range []uint8{unix.AF_INET, unix.AF_INET6} {
 		for _, protocol := range []uint8{unix.IPPROTO_TCP, unix.IPPROTO_UDP} {
-			if counts[countName(family, protocol)] == 0 {
+			n := counts[countName(family, protocol)]
+			if n == 0 {
 				continue
 			}
 			found, err := dumpSockets(fd, family, protocol)
-			if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EAFNOSUPPORT) {
-				continue // no such family or no diagnostics module for it: nothing of it exists
+			if errors.Is(err, unix.ENOENT) {
+				hidden += n
+				continue
 			}
 			if err != nil {
-				return nil, err
+				return nil, 0, err
 			}
 			all = append(all, found...)
 		}
 	}
-	return all, nil
+	return all, hidden, nil
 }
 
 // countSockets reads how many sockets of each kind the network namespace has, orphaned ones included: a socket is
