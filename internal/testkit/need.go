@@ -30,7 +30,9 @@ var (
 	Bash           = Program("bash")
 	Git            = Program("git")
 	GCC            = Program("gcc")
-	Busybox        = Program("busybox")
+	// MountAPI is what every mount of a sandbox needs.
+	MountAPI = Kernel(5, 12, "mount_setattr")
+	Busybox  = Program("busybox")
 )
 
 // Program is a requirement for a program on PATH.
@@ -41,6 +43,25 @@ func Program(name string) Requirement {
 		}
 		return ""
 	}}
+}
+
+// Kernel is a requirement for a version of Linux: a test may do without a feature only where the kernel is older than it.
+func Kernel(major, minor int, feature string) Requirement {
+	return Requirement{fmt.Sprintf("Linux %d.%d (%s)", major, minor, feature), func() string {
+		if release := readTrimmed("/proc/sys/kernel/osrelease"); olderKernel(release, major, minor) {
+			return "this kernel is " + release
+		}
+		return ""
+	}}
+}
+
+// olderKernel compares a release such as "5.10.0-46-cloud-amd64". One that doesn't parse is not older.
+func olderKernel(release string, major, minor int) bool {
+	var m, n int
+	if _, err := fmt.Sscanf(release, "%d.%d", &m, &n); err != nil {
+		return false
+	}
+	return m < major || m == major && n < minor
 }
 
 // Need skips the test, or with SANDBOX_MUST_RUN=1 fails it, unless the machine has everything asked for.

@@ -33,6 +33,14 @@ func TestNeedFailsInsteadOfSkippingWhenTestsMustRun(t *testing.T) {
 	require.Contains(t, string(out), "no-such-program-anywhere")
 }
 
+func TestKernelVersionsAreComparedAsNumbers(t *testing.T) {
+	for release, older := range map[string]bool{
+		"5.10.0-46-cloud-amd64": true, "4.19.1": true, "5.12.0": false, "5.13-rc1": false, "6.1.0": false, "6.12.118+deb13": false, "strange": false,
+	} {
+		require.Equal(t, older, olderKernel(release, 5, 12), release)
+	}
+}
+
 func TestASnapshotSeesADescriptorThatWasLeftOpen(t *testing.T) {
 	before := snapshot()
 	f, err := os.Open("/etc/passwd")

@@ -48,7 +48,7 @@ type applied struct {
 // withPlan applies the plan of a real linked worktree below an empty root and calls f in that mount namespace.
 func withPlan(t *testing.T, f func(a applied) error) {
 	t.Helper()
-	testkit.Need(t, testkit.Root, testkit.Git, testkit.UserNamespaces)
+	testkit.Need(t, testkit.Root, testkit.Git, testkit.UserNamespaces, testkit.MountAPI)
 	testkit.Leaks(t)
 	repo := testkit.Repo(t, disk)
 	a := applied{wt: testkit.Worktree(t, disk, repo, "topic"), git: filepath.Join(repo, ".git"), root: testkit.StateDir(t)}
@@ -160,7 +160,7 @@ func TestASourceWithAnotherOwnerIsRefused(t *testing.T) {
 }
 
 func TestP11ATargetThatIsASymlinkIsRefused(t *testing.T) {
-	testkit.Need(t, testkit.Root)
+	testkit.Need(t, testkit.Root, testkit.MountAPI)
 	testkit.Leaks(t)
 	root, src := testkit.StateDir(t), testkit.StateDir(t)
 	require.NoError(t, os.Symlink("/etc", filepath.Join(root, "wt")))
@@ -181,7 +181,7 @@ func TestP11ATargetThatIsASymlinkIsRefused(t *testing.T) {
 }
 
 func TestP11ASealIsNeverPutOnADecoy(t *testing.T) {
-	testkit.Need(t, testkit.Root)
+	testkit.Need(t, testkit.Root, testkit.MountAPI)
 	testkit.Leaks(t)
 	root, wt := testkit.StateDir(t), testkit.StateDir(t)
 	seal := filepath.Join(wt, ".git")

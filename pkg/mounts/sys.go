@@ -79,7 +79,7 @@ func Clone(src *os.File, a Attr) (*os.File, error) {
 	}
 	fd, err := unix.OpenTree(int(src.Fd()), "", flags)
 	if err != nil {
-		return nil, &fs.PathError{Op: "open_tree", Path: src.Name(), Err: err}
+		return nil, mountError("open_tree", src, err)
 	}
 	tree := os.NewFile(uintptr(fd), src.Name())
 	attr := &unix.MountAttr{Attr_set: a.bits(), Propagation: unix.MS_PRIVATE}
@@ -91,9 +91,17 @@ func Clone(src *os.File, a Attr) (*os.File, error) {
 		if a.Idmap != nil && errors.Is(err, unix.EINVAL) {
 			return nil, fmt.Errorf("mount_setattr idmap %q: %w: %w", src.Name(), ErrNoIdmap, err)
 		}
-		return nil, &fs.PathError{Op: "mount_setattr", Path: src.Name(), Err: err}
+		return nil, mountError("mount_setattr", src, err)
 	}
 	return tree, nil
+}
+
+// mountError names the call and the path, and the remedy where the kernel is too old for the call.
+func mountError(call string, at *os.File, err error) error {
+	if errors.Is(err, unix.ENOSYS) {
+		call += " (Linux 5.12 or newer is needed)"
+	}
+	return &fs.PathError{Op: call, Path: at.Name(), Err: err}
 }
 
 func (a Attr) bits() uint64 {
@@ -145,7 +153,7 @@ func SetAttr(target *os.File, a Attr) error {
 	}
 	err := unix.MountSetattr(int(target.Fd()), "", at, &unix.MountAttr{Attr_set: a.bits(), Propagation: unix.MS_PRIVATE})
 	if err != nil {
-		return &fs.PathError{Op: "mount_setattr", Path: target.Name(), Err: err}
+		return mountError("mount_setattr", target, err)
 	}
 	return nil
 }

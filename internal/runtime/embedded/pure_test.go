@@ -189,9 +189,18 @@ func TestP14WhatANodeLacksIsNamedWithItsRemedy(t *testing.T) {
 	}
 }
 
-func TestThisNodeIsChecked(t *testing.T) {
-	h := newHost(t)
-	require.NoError(t, h.r.Check(bound(t)))
+func TestP14CheckSaysBeforehandWhetherThisNodeCanHostASandbox(t *testing.T) {
+	h := newHostOfAnyKernel(t)
+	checked := h.r.Check(bound(t))
+	s, err := h.r.Create(bound(t), h.spec(1234, 0))
+	if checked == nil {
+		require.NoError(t, err)
+		h.stop(s)
+		return
+	}
+	require.ErrorIs(t, checked, runtime.ErrUnavailable)
+	require.ErrorContains(t, checked, "Linux 5.12")
+	require.ErrorContains(t, err, "Linux 5.12", "a node is refused for nothing else here, with the same remedy")
 }
 
 func TestSmallFileSystemsAreBoundedInBytesAndInodes(t *testing.T) {
