@@ -372,3 +372,24 @@ func TestACorruptJournalStopsTheAgent(t *testing.T) {
 	require.NoError(t, j.Close())
 	n.start()
 }
+
+func TestAStreamThatIsAttachedAfterACrashGivesWhatTheCommandWroteMeanwhile(t *testing.T) {
+	c := newCrash(t, []string{"mkfifo go"}, "echo before; "+duringCommand)
+	w := c.openFifo()
+	c.kill()
+	c.restart()
+	require.NoError(t, w.Close())
+	req := c.during()
+	req.Command = "echo before; " + duringCommand
+	var out string
+	var result *sandboxv1.ExecResult
+	err := c.agent.StreamExec(c.ctx(), &sandboxv1.StreamExecRequest{Exec: req}, func(m *sandboxv1.StreamExecResponse) error {
+		require.Zero(t, m.GetOutput().GetLostBytes())
+		out += string(m.GetOutput().GetData())
+		result = m.GetResult()
+		return nil
+	})
+	require.NoError(t, err)
+	require.Equal(t, string(result.GetStdout()), out)
+	require.Regexp(t, "^before\n[0-9]+\n$", out)
+}

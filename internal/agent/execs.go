@@ -62,8 +62,9 @@ func (a *Agent) StreamExec(ctx context.Context, r *sandboxv1.StreamExecRequest, 
 	if err != nil {
 		return err
 	}
+	next := map[sandboxv1.Stream]uint64{sandboxv1.Stream_STDOUT: r.GetStdoutOffset(), sandboxv1.Stream_STDERR: r.GetStderrOffset()}
 	if live != nil {
-		if err := streamLive(ctx, live, r, send); err != nil {
+		if next, err = streamLive(ctx, live, r, send); err != nil {
 			return err
 		}
 	}
@@ -72,46 +73,49 @@ func (a *Agent) StreamExec(ctx context.Context, r *sandboxv1.StreamExecRequest, 
 		return err
 	}
 	if live == nil {
-		if err := streamKept(result, r, send); err != nil {
+		if err := send(startedEvent(result.GetExecId(), result.GetGeneration())); err != nil {
 			return err
 		}
+	}
+	if err := streamKept(result, next, send); err != nil {
+		return err
 	}
 	result = withText(result, r.GetExec().GetText())
 	return send(&sandboxv1.StreamExecResponse{Event: &sandboxv1.StreamExecResponse_Result{Result: result}})
 }
 
-func streamLive(ctx context.Context, e *execution, r *sandboxv1.StreamExecRequest, send func(*sandboxv1.StreamExecResponse) error) error {
+// streamLive gives the output of a running exec until it ends, and answers how far it came in each stream.
+func streamLive(ctx context.Context, e *execution, r *sandboxv1.StreamExecRequest, send func(*sandboxv1.StreamExecResponse) error) (next map[sandboxv1.Stream]uint64, err error) {
 	sub := e.output.subscribe(r.GetStdoutOffset(), r.GetStderrOffset())
 	defer e.output.unsubscribe(sub)
 	select {
 	case <-e.started:
 	case <-e.done:
 		if e.err != nil {
-			return e.err
+			return nil, e.err
 		}
 	case <-ctx.Done():
-		return ctx.Err()
+		return nil, ctx.Err()
 	}
 	if err := send(startedEvent(e.intent.ExecID, e.intent.Generation)); err != nil {
-		return err
+		return nil, err
 	}
 	for {
 		c, err := sub.receive(ctx)
 		if err != nil || c == nil {
-			return err
+			return sub.next, err
 		}
 		if err := send(outputEvent(c)); err != nil {
-			return err
+			return nil, err
 		}
 	}
 }
 
-func streamKept(res *sandboxv1.ExecResult, r *sandboxv1.StreamExecRequest, send func(*sandboxv1.StreamExecResponse) error) error {
-	if err := send(startedEvent(res.GetExecId(), res.GetGeneration())); err != nil {
-		return err
-	}
-	chunks := keptChunks(sandboxv1.Stream_STDOUT, res.GetStdout(), res.GetStdoutInfo(), r.GetStdoutOffset(), streamChunk)
-	chunks = append(chunks, keptChunks(sandboxv1.Stream_STDERR, res.GetStderr(), res.GetStderrInfo(), r.GetStderrOffset(), streamChunk)...)
+// streamKept gives what is kept of an exec's output from the given offsets on. Of one that ran under a lost connection
+// (the agent was restarted) that is what nobody streamed; usually nothing is left.
+func streamKept(res *sandboxv1.ExecResult, next map[sandboxv1.Stream]uint64, send func(*sandboxv1.StreamExecResponse) error) error {
+	chunks := keptChunks(sandboxv1.Stream_STDOUT, res.GetStdout(), res.GetStdoutInfo(), next[sandboxv1.Stream_STDOUT], streamChunk)
+	chunks = append(chunks, keptChunks(sandboxv1.Stream_STDERR, res.GetStderr(), res.GetStderrInfo(), next[sandboxv1.Stream_STDERR], streamChunk)...)
 	for _, c := range chunks {
 		if err := send(outputEvent(c)); err != nil {
 			return err

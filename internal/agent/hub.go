@@ -7,6 +7,10 @@ import (
 	sandboxv1 "github.com/sandbox-agent/sandbox-agent/api/sandbox/v1"
 )
 
+// readerBytes bounds what waits for one reader of a stream. A pipe that a person reads with less or sends through
+// another program falls behind for a moment and catches up; memory is only used by what really waits.
+const readerBytes = 4 << 20
+
 // chunk is a piece of one stream; its data is never changed.
 type chunk struct {
 	stream sandboxv1.Stream
@@ -22,13 +26,12 @@ type chunk struct {
 // Lock order: hub.mu before subscriber.mu.
 type hub struct {
 	mu      sync.Mutex
-	limit   int // bytes kept for late readers, and for each reader
 	backlog ring
 	subs    map[*subscriber]struct{}
 	closed  bool
 }
 
-func newHub(limit int64) *hub { return &hub{limit: int(limit), backlog: ring{limit: int(limit)}} }
+func newHub(limit int64) *hub { return &hub{backlog: ring{limit: int(limit)}} }
 
 // ring keeps the newest chunks, at most limit bytes of them, and always the newest one.
 type ring struct {
@@ -85,7 +88,7 @@ func (h *hub) subscribe(stdout, stderr uint64) *subscriber {
 	defer h.mu.Unlock()
 	s := &subscriber{
 		next:   map[sandboxv1.Stream]uint64{sandboxv1.Stream_STDOUT: stdout, sandboxv1.Stream_STDERR: stderr},
-		queue:  ring{limit: h.limit},
+		queue:  ring{limit: readerBytes},
 		wakeup: make(chan struct{}, 1),
 	}
 	for _, c := range h.backlog.chunks {

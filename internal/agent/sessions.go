@@ -42,6 +42,9 @@ func (a *Agent) CreateSession(ctx context.Context, r *sandboxv1.CreateSessionReq
 		return existing.snapshot(), nil
 	}
 	defer a.unclaimID(want.GetSessionId())
+	// A caller that goes away leaves no half-made worktree: the session is made, and the same request finds it. Each step
+	// has a time limit of its own.
+	ctx = context.WithoutCancel(ctx)
 	s, err := a.makeSession(ctx, want, digest)
 	if err != nil {
 		return nil, err

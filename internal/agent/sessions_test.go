@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"context"
 	"errors"
 	"os"
 	"path/filepath"
@@ -205,4 +206,20 @@ func TestTheAgentLeavesNothingBehind(t *testing.T) {
 	n := newNode(t)
 	n.session("s")
 	n.exec("s", "e1", "true")
+}
+
+func TestACallerThatGoesAwayWhileItsSessionIsMadeFindsItLater(t *testing.T) {
+	n := newNode(t)
+	repo := testkit.Repo(t, owner)
+	req := func() *sandboxv1.CreateSessionRequest {
+		return &sandboxv1.CreateSessionRequest{SessionId: "gone", Workspace: &sandboxv1.Workspace{
+			Repository: repo, Worktree: filepath.Join(filepath.Dir(repo), "wt"), Branch: "b"}}
+	}
+	gone, cancel := context.WithCancel(n.ctx())
+	cancel()
+	_, err := n.agent.CreateSession(gone, req())
+	require.NoError(t, err)
+	again, err := n.agent.CreateSession(n.ctx(), req())
+	require.NoError(t, err)
+	require.Equal(t, sandboxv1.Session_READY, again.GetState())
 }

@@ -9,7 +9,7 @@ import (
 )
 
 // streamBytes bounds what waits for a reader that is slower than the command. What does not fit is dropped and said.
-const streamBytes = 512 << 10
+const streamBytes = 2 << 20
 
 // stream carries an execution's output to the connection that started it. The command's side never waits for the
 // reader's.
