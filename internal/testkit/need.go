@@ -48,12 +48,17 @@ func Program(name string) Requirement {
 // Kernel is a requirement for a version of Linux: a test may do without a feature only where the kernel is older than it.
 func Kernel(major, minor int, feature string) Requirement {
 	return Requirement{fmt.Sprintf("Linux %d.%d (%s)", major, minor, feature), func() string {
-		if release := readTrimmed("/proc/sys/kernel/osrelease"); olderKernel(release, major, minor) {
-			return "this kernel is " + release
+		if OlderKernel(major, minor) {
+			return "this kernel is " + readTrimmed(osRelease)
 		}
 		return ""
 	}}
 }
+
+const osRelease = "/proc/sys/kernel/osrelease"
+
+// OlderKernel says whether this kernel's version is below the given one.
+func OlderKernel(major, minor int) bool { return olderKernel(readTrimmed(osRelease), major, minor) }
 
 // olderKernel compares a release such as "5.10.0-46-cloud-amd64". One that doesn't parse is not older.
 func olderKernel(release string, major, minor int) bool {

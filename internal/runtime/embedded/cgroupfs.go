@@ -241,29 +241,20 @@ func (t tree) kill() {
 		_ = writeCgroup(filepath.Join(dir, "cgroup.kill"), "1")
 	}
 	for _, pid := range t.pids() {
-		if fd, err := t.killOne(pid); err == nil {
-			unix.Close(fd)
-		}
+		t.killOne(pid)
 	}
 }
 
-var errNotOurs = errors.New("process is not in the sandbox")
-
-// killOne sends SIGKILL to one process of the sandbox's cgroups and gives its pidfd.
-func (t tree) killOne(pid int) (pidfd int, err error) {
+// killOne sends SIGKILL to one process, if it is in the sandbox's cgroups.
+func (t tree) killOne(pid int) {
 	fd, err := unix.PidfdOpen(pid, 0)
 	if err != nil {
-		return -1, err
+		return
 	}
-	err = errNotOurs
+	defer unix.Close(fd)
 	if slices.Contains(t.pids(), pid) {
-		err = unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0)
+		_ = unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0) // ESRCH: it has just ended
 	}
-	if err != nil {
-		unix.Close(fd)
-		return -1, err
-	}
-	return fd, nil
 }
 
 // remove kills until every cgroup of the sandbox is empty, and removes them. It gives up when ctx ends: a task in

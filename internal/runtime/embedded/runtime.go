@@ -294,7 +294,9 @@ func (r *Runtime) run(ctx context.Context, st *start, rec record) (_ *Sandbox, e
 		if err != nil {
 			return fmt.Errorf("making the container: %w", err)
 		}
-		process, ready, err = startReceiptd(ctx, container, st)
+		if process, ready, err = startReceiptd(ctx, container, st); err != nil {
+			reapStages(tree{rec.Identity.Cgroups})
+		}
 		return err
 	})
 	abort.end()
@@ -319,14 +321,11 @@ func (r *Runtime) run(ctx context.Context, st *start, rec record) (_ *Sandbox, e
 }
 
 // aborter ends a start that hangs: from the end of its context on it kills whatever is in the sandbox's cgroups.
-// libcontainer does not know the pids of its first stages before they tell it, so what is killed is reaped here.
 type aborter struct {
 	tree tree
 	stop func() bool
 	quit chan struct{}
 	done chan struct{}
-	// killed are pidfds of what was killed.
-	killed []int
 }
 
 func abortOn(ctx context.Context, t tree) *aborter {
@@ -338,11 +337,7 @@ func abortOn(ctx context.Context, t tree) *aborter {
 func (a *aborter) kill() {
 	defer close(a.done)
 	for {
-		for _, pid := range a.tree.pids() {
-			if fd, err := a.tree.killOne(pid); err == nil {
-				a.killed = append(a.killed, fd)
-			}
-		}
+		a.tree.kill()
 		select {
 		case <-a.quit:
 			return
@@ -354,16 +349,24 @@ func (a *aborter) kill() {
 // end is called once libcontainer has returned and waits for nothing of its own any more.
 func (a *aborter) end() {
 	close(a.quit)
-	if a.stop() {
-		return
+	if !a.stop() {
+		<-a.done
 	}
-	<-a.done
-	for _, fd := range a.killed {
-		// ECHILD where libcontainer has reaped it itself. What was killed ends by itself: not waited for here.
-		go func() {
-			unix.Waitid(unix.P_PIDFD, fd, nil, unix.WEXITED, nil)
-			unix.Close(fd)
-		}()
+}
+
+// reapStages ends and reaps what a failed start has left of the stages of runc's init, which are all children of the
+// calling thread (CLONE_PARENT). libcontainer does not know the later ones before they tell it, and then nobody waits
+// for them. It gives up after cleanupTime: a process in uninterruptible sleep can't be waited for.
+func reapStages(t tree) {
+	for deadline := time.Now().Add(cleanupTime); time.Now().Before(deadline); {
+		pid, err := unix.Wait4(-1, nil, unix.WNOHANG|unix.WNOTHREAD|unix.WALL, nil)
+		switch {
+		case errors.Is(err, unix.ECHILD):
+			return
+		case err == nil && pid == 0:
+			t.kill()
+			time.Sleep(time.Millisecond)
+		}
 	}
 }
 

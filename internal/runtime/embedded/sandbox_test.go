@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 	"sort"
 	"strings"
 	"sync"
@@ -395,6 +396,28 @@ func TestP16AMemoryHogIsEndedAsACommandAndReceiptdLives(t *testing.T) {
 	require.Equal(t, "alive", out)
 	require.Equal(t, "empty", p.Boundary.Cgroup)
 	h.stop(s)
+}
+
+func TestTheReceiptSaysWhatMemoryACommandTookUnlessTheKernelCantTell(t *testing.T) {
+	h := newHost(t)
+	spec := h.spec(1234, 0)
+	s := h.create(spec)
+	a := h.attach(s, spec)
+	_, big := a.run("head -c 40M /dev/zero | tail -c 40M | wc -c")
+	// Both slots, so one of them the big one's.
+	_, small := a.run("true")
+	_, small2 := a.run("true")
+	h.stop(s)
+	hs, err := hierarchies()
+	require.NoError(t, err)
+	v2 := slices.ContainsFunc(hs, func(h hierarchy) bool { return h.v2 && h.has("memory") })
+	if v2 && testkit.OlderKernel(6, 12) {
+		require.Equal(t, []int64{0, 0, 0}, []int64{big.Usage.PeakMemory, small.Usage.PeakMemory, small2.Usage.PeakMemory}, "memory.peak can't be reset")
+		return
+	}
+	require.GreaterOrEqual(t, big.Usage.PeakMemory, int64(40<<20))
+	require.Less(t, max(small.Usage.PeakMemory, small2.Usage.PeakMemory), int64(20<<20))
+	require.NotZero(t, min(small.Usage.PeakMemory, small2.Usage.PeakMemory))
 }
 
 func TestP16TheProcessLimitHoldsForACommandAndNotForReceiptd(t *testing.T) {
