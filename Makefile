@@ -17,7 +17,7 @@ REPO ?= $(CURDIR)
 BIN ?= bin
 FUZZTIME ?= 20s
 
-.PHONY: help setup build demo test test-long bench lint generate generate-check fuzz clean FORCE
+.PHONY: help setup build demo test test-long test-kernel bench lint generate generate-check fuzz clean FORCE
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -49,6 +49,12 @@ test-long: ## the tests five times over, to find what only fails sometimes, and 
 	@scripts/setup.sh build test
 	@scripts/test.sh -count=5
 	@scripts/fuzz.sh 60s
+
+test-kernel: ## the kernel-facing tests on Linux 5.10 to 7 with cgroup v2, in emulated guests (KERNELS="6.1 6.12", KERNELFLAGS: see go run ./tests/kernel -h)
+	@scripts/need-root.sh "make test-kernel"
+	@scripts/setup.sh build kernel
+	@scripts/kernels.sh
+	@go run ./tests/kernel $(KERNELFLAGS) $(KERNELS)
 
 bench: build ## measure against bare bash, the durable floor, bwrap, runc and crun (BENCHFLAGS: see go run ./bench -h)
 	@scripts/need-root.sh "make bench"

@@ -5,6 +5,8 @@
 #   scripts/kernels.sh [CACHE]
 set -euo pipefail
 cache=${1:-${XDG_CACHE_HOME:-$HOME/.cache}/sandbox-agent/kernels}
+# Suite and version; a suite may hold several, and "" takes the newest.
+declare -A version=([bullseye-security]=5.10. [bookworm-security]=6.1. [trixie-security]=6.12. [trixie-backports]='')
 suites=(bullseye-security bookworm-security trixie-security trixie-backports)
 keyring=/usr/share/keyrings/debian-archive-keyring.gpg
 
@@ -43,17 +45,17 @@ apt=(-qq -o "Dir::Etc::sourcelist=$cache/sources.list" -o Dir::Etc::sourceparts=
   -o APT::Get::List-Cleanup=0)
 apt-get "${apt[@]}" update
 
-# newest prints the image package of the newest kernel in a suite. Release candidates of other flavours don't match.
+# newest prints the package of the newest kernel of a version in a suite.
 newest() {
   local lists=("$cache"/lists/*_dists_"$1"_main_binary-amd64_Packages*)
   /usr/lib/apt/apt-helper cat-file "${lists[0]}" |
-    sed -nE 's/^Package: (linux-image-[0-9][^ ]*-cloud-amd64)$/\1/p' | sort -V | tail -1
+    sed -nE "s/^Package: (linux-image-${version[$1]//./\\.}[0-9][^ ]*-cloud-amd64)\$/\1/p" | sort -V | tail -1
 }
 
 packages=()
 for suite in "${suites[@]}"; do
   image=$(newest "$suite")
-  [ -n "$image" ] || die "the suite $suite has no kernel of the cloud flavour"
+  [ -n "$image" ] || die "the suite $suite has no kernel ${version[$suite]}* of the cloud flavour"
   release=${image#linux-image-}
   # Since 7.0 an image comes in parts.
   case $release in

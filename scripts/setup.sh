@@ -2,7 +2,7 @@
 # Installs what this project needs from Debian's packages and checks the Go toolchain. It can be run again at any
 # time, and it does nothing, without a network, when everything is there.
 #
-#   scripts/setup.sh [build|test|lint|generate]...      (no argument: build)
+#   scripts/setup.sh [build|test|lint|generate|kernel]...      (no argument: build)
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 
@@ -19,6 +19,7 @@ test=("${build[@]}" python3:python3-minimal jq:jq ip:iproute2 unshare:util-linux
   runc:runc crun:crun gdb:gdb strace:strace)
 lint=("${build[@]}" shellcheck:shellcheck)
 generate=("${build[@]}" npm:npm)
+kernel=("${test[@]}" qemu-system-x86_64:qemu-system-x86 modprobe:kmod mkfs.ext4:e2fsprogs xz:xz-utils zstd:zstd lz4:lz4)
 
 # Files that no command stands for: the C headers and the certificates.
 files=(/usr/include/stdlib.h:libc6-dev /etc/ssl/certs/ca-certificates.crt:ca-certificates)
@@ -38,7 +39,8 @@ for kind in "$@"; do
     test) need_commands "${test[@]}" ;;
     lint) need_commands "${lint[@]}" ;;
     generate) need_commands "${generate[@]}" ;;
-    *) die "unknown kind \"$kind\": build, test, lint or generate" ;;
+    kernel) need_commands "${kernel[@]}" ;;
+    *) die "unknown kind \"$kind\": build, test, lint, generate or kernel" ;;
   esac
 done
 for pair in "${files[@]}"; do

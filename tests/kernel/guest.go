@@ -1,0 +1,162 @@
+package main
+
+import (
+	"bytes"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/sandbox-agent/sandbox-agent/tests/kernel/plan"
+)
+
+// modules are what a guest loads, where its kernel does not have it built in: the disk and the result port, and what a
+// node gets through modprobe by itself.
+var modules = []string{"virtio_pci", "virtio_blk", "virtio_console", "ext4", "tcp_diag", "udp_diag", "veth"}
+
+// kernel is one in the cache.
+type kernel struct{ cache, version string }
+
+// kernels are those in the cache whose version begins with one of the prefixes; without prefixes all.
+func kernels(cache string, prefixes []string) ([]kernel, error) {
+	entries, err := os.ReadDir(filepath.Join(cache, "k", "lib", "modules"))
+	if err != nil {
+		return nil, fmt.Errorf("looking for kernels: %w: fetch them with scripts/kernels.sh", err)
+	}
+	var out []kernel
+	for _, e := range entries {
+		match := func(p string) bool { return strings.HasPrefix(e.Name(), p+".") || e.Name() == p }
+		if len(prefixes) == 0 || slices.ContainsFunc(prefixes, match) {
+			out = append(out, kernel{cache, e.Name()})
+		}
+	}
+	if len(out) == 0 {
+		return nil, fmt.Errorf("none of the kernels in %s has the version %s", cache, strings.Join(prefixes, " or "))
+	}
+	return out, nil
+}
+
+// image is the kernel's ELF, unpacked once: under emulation that takes longer than all the rest of a boot.
+func (k kernel) image() (string, error) {
+	path := filepath.Join(k.cache, "k", "vmlinux-"+k.version)
+	if _, err := os.Stat(path); err == nil {
+		return path, nil
+	}
+	b, err := os.ReadFile(filepath.Join(k.cache, "k", "boot", "vmlinuz-"+k.version))
+	if errors.Is(err, os.ErrNotExist) {
+		b, err = os.ReadFile(filepath.Join(k.cache, "k", "lib", "modules", k.version, "vmlinuz")) // since 7.0
+	}
+	if err != nil {
+		return "", fmt.Errorf("kernel %s: %w", k.version, err)
+	}
+	elf, err := unpack(b)
+	if err != nil {
+		return "", fmt.Errorf("kernel %s: %w", k.version, err)
+	}
+	if err := os.WriteFile(path+"~", elf, 0o644); err != nil {
+		return "", err
+	}
+	return path, os.Rename(path+"~", path)
+}
+
+// unpack takes the ELF out of a bzImage (the kernel's Documentation/arch/x86/boot.rst: setup_sects at 0x1f1,
+// payload_offset and payload_length at 0x248).
+func unpack(b []byte) ([]byte, error) {
+	const header = 0x250
+	if len(b) < header {
+		return nil, errors.New("its image is cut short")
+	}
+	sects := int(b[0x1f1])
+	if sects == 0 {
+		sects = 4
+	}
+	start := (sects+1)*512 + int(binary.LittleEndian.Uint32(b[0x248:]))
+	end := start + int(binary.LittleEndian.Uint32(b[0x24c:]))
+	if start > end || end > len(b) {
+		return nil, errors.New("its image is cut short")
+	}
+	payload := b[start:end]
+	for magic, program := range map[string][]string{
+		"\x02!L\x18": {"lz4", "-dc"}, "\xfd7zXZ\x00": {"xz", "-dc", "--single-stream"}, "\x28\xb5\x2f\xfd": {"zstd", "-dc"}, "\x1f\x8b": {"gzip", "-dc"},
+	} {
+		if !bytes.HasPrefix(payload, []byte(magic)) {
+			continue
+		}
+		cmd := exec.Command(program[0], program[1:]...)
+		cmd.Stdin = bytes.NewReader(payload)
+		out, err := cmd.Output()
+		// The size that the kernel's build appends is trailing garbage for the program.
+		if !bytes.HasPrefix(out, []byte("\x7fELF")) {
+			return nil, fmt.Errorf("unpacking its image with %s: %w", program[0], err)
+		}
+		return out, nil
+	}
+	return nil, errors.New("its image is packed in an unknown way")
+}
+
+// modulePaths are the files of modules and of what they depend on, in the order in which they are loaded.
+func (k kernel) modulePaths() ([]string, error) {
+	var out []string
+	for _, m := range modules {
+		b, err := exec.Command("modprobe", "-d", filepath.Join(k.cache, "k"), "-S", k.version, "--show-depends", m).Output()
+		if err != nil {
+			return nil, fmt.Errorf("kernel %s: finding the module %s: %w", k.version, m, err)
+		}
+		for line := range strings.Lines(string(b)) {
+			f := strings.Fields(line)
+			if len(f) > 1 && f[0] == "insmod" && !slices.Contains(out, f[1]) {
+				out = append(out, f[1])
+			}
+		}
+	}
+	return out, nil
+}
+
+// initramfs holds the guest's init, its plan and the modules.
+func (k kernel) initramfs(path, init string, p plan.Plan) error {
+	paths, err := k.modulePaths()
+	if err != nil {
+		return err
+	}
+	var b bytes.Buffer
+	c := &cpio{w: &b}
+	// The root itself: its mode would be 0700 otherwise.
+	for _, d := range []string{".", "dev", "proc", "sys", "root", "modules"} {
+		c.dir(d)
+	}
+	c.copyFile("init", init, 0o755)
+	for _, m := range paths {
+		content, err := readModule(m)
+		if err != nil {
+			return err
+		}
+		name := "modules/" + strings.TrimSuffix(filepath.Base(m), ".xz")
+		c.file(name, 0o644, content)
+		p.Modules = append(p.Modules, "/"+name)
+	}
+	b2, err := json.Marshal(p)
+	if err != nil {
+		return err
+	}
+	c.file(strings.TrimPrefix(plan.Path, "/"), 0o644, b2)
+	if err := c.close(); err != nil {
+		return err
+	}
+	return os.WriteFile(path, b.Bytes(), 0o644)
+}
+
+func readModule(path string) ([]byte, error) {
+	if !strings.HasSuffix(path, ".xz") {
+		return os.ReadFile(path)
+	}
+	b, err := exec.Command("xz", "-dc", path).Output()
+	if err != nil {
+		return nil, fmt.Errorf("unpacking %s: %w", path, err)
+	}
+	return b, nil
+}

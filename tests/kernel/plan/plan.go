@@ -1,0 +1,28 @@
+// Package plan is what the harness of tests/kernel tells its guest, and how the guest answers.
+package plan
+
+const (
+	// Path is the plan's in the initramfs, as JSON.
+	Path = "/plan.json"
+	// Port is the name of the virtio port that results go to.
+	Port = "sandbox-agent.results"
+	// Begin starts the line before a program's output, Done the last line of all.
+	Begin = "=== guest: "
+	Done  = "=== guest is done: "
+)
+
+// Plan is what a guest does.
+type Plan struct {
+	// Modules are kernel modules in the initramfs, in the order in which they are loaded.
+	Modules []string
+	// Controllers are those of cgroup v2 that the root hands down.
+	Controllers []string
+	Env         []string
+	Runs        []Run
+}
+
+// Run is one program.
+type Run struct {
+	Name, Dir string
+	Argv      []string
+}
