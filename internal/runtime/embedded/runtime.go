@@ -358,14 +358,19 @@ func (a *aborter) end() {
 // calling thread (CLONE_PARENT). libcontainer does not know the later ones before they tell it, and then nobody waits
 // for them. It gives up after cleanupTime: a process in uninterruptible sleep can't be waited for.
 func reapStages(t tree) {
-	for deadline := time.Now().Add(cleanupTime); time.Now().Before(deadline); {
+	ctx, cancel := context.WithTimeout(context.Background(), cleanupTime)
+	defer cancel()
+	for ctx.Err() == nil {
 		pid, err := unix.Wait4(-1, nil, unix.WNOHANG|unix.WNOTHREAD|unix.WALL, nil)
 		switch {
 		case errors.Is(err, unix.ECHILD):
 			return
 		case err == nil && pid == 0:
 			t.kill()
-			time.Sleep(time.Millisecond)
+			select {
+			case <-ctx.Done():
+			case <-time.After(time.Millisecond):
+			}
 		}
 	}
 }
