@@ -418,9 +418,15 @@ func TestHole10ASocketThatOutlivesItsProcessIsDestroyed(t *testing.T) {
 	require.NoError(t, err, "the control case")
 	require.Greater(t, total, 0)
 	received, err := orphan(true)
+	if testkit.OlderKernel(5, 15) {
+		require.ErrorIs(t, err, errLeft, "a kernel that can't destroy it does not hide that it is there")
+		return
+	}
 	require.NoError(t, err)
 	require.Less(t, received, total, "what was buffered in the dead process's socket was still sent")
 }
+
+var errLeft = errors.New("a socket is left")
 
 // orphan fills a connection, closes its sending end as a death would, maybe destroys what is left, and answers how
 // much the other end, which goes on living in another network namespace, receives.
@@ -442,8 +448,11 @@ func orphan(destroy bool) (received int, err error) {
 			unix.Close(client)
 			if destroy {
 				destroyed, left, err := DestroySockets()
-				if err != nil || destroyed == 0 || left != 0 {
-					return fmt.Errorf("%d destroyed, %d left: %w", destroyed, left, err)
+				if err != nil || destroyed == 0 {
+					return fmt.Errorf("%d destroyed, %d left, error %v", destroyed, left, err)
+				}
+				if left != 0 {
+					return errLeft
 				}
 			}
 			buf := make([]byte, 1<<20)
