@@ -71,8 +71,8 @@ func (s *stream) abandon() {
 	s.gone, s.queue, s.bytes = true, nil, 0
 }
 
-// serve sends until the execution has ended or the reader is gone.
-func (s *stream) serve(ctx context.Context, srv receiptdv1.Receiptd_ExecServer, e *execution) error {
+// serve sends the output until the execution has ended and all of it is sent, or the reader is gone.
+func (s *stream) serve(ctx context.Context, srv receiptdv1.Receiptd_ExecServer) error {
 	defer s.abandon()
 	for {
 		select {
@@ -87,7 +87,7 @@ func (s *stream) serve(ctx context.Context, srv receiptdv1.Receiptd_ExecServer, 
 			}
 		}
 		if ended {
-			return srv.Send(e.last())
+			return nil
 		}
 	}
 }

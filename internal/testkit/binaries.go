@@ -81,9 +81,14 @@ func removeStaleBinaries() {
 }
 
 // BuildStatic builds a package (relative to the module's root, or an absolute folder) as a static program, the way
-// that the product is built. Where SANDBOX_TEST_BIN_DIR has a program of its name, that one is copied: a machine that
-// tests run on need not have Go.
-func BuildStatic(pkg, out string) error {
+// that the product is built.
+func BuildStatic(pkg, out string) error { return build(pkg, out, "CGO_ENABLED=0") }
+
+// BuildAgent builds sandbox-agent.
+func BuildAgent(out string) error { return build("./cmd/sandbox-agent", out, "CGO_ENABLED=1") }
+
+// build copies the program where SANDBOX_TEST_BIN_DIR has one of that name: a machine that tests run on need not have Go.
+func build(pkg, out, cgo string) error {
 	if dir := os.Getenv(BinDirEnv); dir != "" {
 		if b, err := os.ReadFile(filepath.Join(dir, filepath.Base(pkg))); err == nil {
 			return os.WriteFile(out, b, 0o755)
@@ -93,9 +98,9 @@ func BuildStatic(pkg, out string) error {
 	if err != nil {
 		return err
 	}
-	cmd := exec.Command("go", "build", "-trimpath", "-ldflags", "-s -w", "-o", out, pkg)
+	cmd := exec.Command("go", "build", "-buildvcs=false", "-trimpath", "-ldflags", "-s -w", "-o", out, pkg)
 	cmd.Dir = root
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+	cmd.Env = append(os.Environ(), cgo)
 	if b, err := cmd.CombinedOutput(); err != nil {
 		return fmt.Errorf("go build %s: %w\n%s", pkg, err, b)
 	}

@@ -3,6 +3,7 @@ package nsexec
 import (
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -40,6 +41,8 @@ type Running struct {
 	pumps     sync.WaitGroup
 	pumpErr   [2]error
 	ctlMu     sync.Mutex
+	second    *time.Timer
+	late      atomic.Bool
 }
 
 // Result is what is known of a command once its boundary is established.
@@ -68,15 +71,15 @@ func (p *Prepared) Start(req Request) (*Running, error) {
 	r.stdout, r.stderr = NewCapture(req.OutputBytes), NewCapture(req.OutputBytes)
 	arm := wire.Arm{TimeoutMS: uint64(req.Timeout.Milliseconds()), GraceMS: uint64(req.Grace.Milliseconds())}
 	r.started = time.Now()
-	// The clock starts before the command does. A launcher executes nothing before it has the whole frame.
-	if _, err := p.ctl.Write(wire.Frame(wire.KindArm, arm.Encode())); err != nil {
-		p.Discard()
-		return nil, fmt.Errorf("%w: the waiting pid1 is gone: %w", ErrNotStarted, err)
-	}
+	// The launcher is woken first, because it is what is waited for; it executes nothing before it has the whole frame.
 	if _, err := p.launch.Write(wire.Frame(wire.KindCommand, req.Command.Encode())); err != nil {
 		p.Discard()
 		return nil, fmt.Errorf("%w: the waiting launcher is gone: %w", ErrNotStarted, err)
 	}
+	// From here on the command may run. A pid1 that can't be told the time is dead or dying, and the command with it;
+	// Wait finds out, and the second line is there in any case.
+	_, _ = p.ctl.Write(wire.Frame(wire.KindArm, arm.Encode()))
+	r.arm(req.Timeout + req.Grace + secondLine)
 	r.pumps.Add(2)
 	go func() { defer r.pumps.Done(); r.pumpErr[0] = pump(p.stdout, r.stdout, req.Stdout) }()
 	go func() { defer r.pumps.Done(); r.pumpErr[1] = pump(p.stderr, r.stderr, req.Stderr) }()
@@ -94,7 +97,8 @@ func (r *Running) Cancel() error {
 		return fmt.Errorf("asking pid1 to cancel: %w", err)
 	}
 	// The second line comes nearer too.
-	return r.p.ctl.SetReadDeadline(time.Now().Add(r.req.Grace + secondLine))
+	r.second.Reset(r.req.Grace + secondLine)
+	return nil
 }
 
 // Kill ends the namespace at once, without pid1's help and without a report.
@@ -107,16 +111,14 @@ func (r *Running) Kill() {
 // Namespace is the inode of the command's PID namespace.
 func (r *Running) Namespace() uint64 { return r.p.ns }
 
-// Wait establishes the boundary and gives the slot back. The order is that of design.md: report or kill, then wait4,
-// then the rest of the output.
+// Wait establishes the boundary and gives the slot back. It waits for pid1 and for nothing before it: pid1 reports, and
+// then exits; the report lies in the socket.
 func (r *Running) Wait() Result {
 	res := Result{Namespace: r.p.ns, StartedAt: r.started, Stdout: r.stdout, Stderr: r.stderr}
-	res.Report, res.SecondLine = r.awaitReport()
-	if res.Report == nil {
-		r.Kill() // it may live without being able to report; a kill of a dead one does nothing
-	}
 	status, usage := r.p.reap()
 	res.EndedAt = time.Now()
+	res.SecondLine = !r.disarm()
+	res.Report = r.report()
 	res.Pid1 = describe(status)
 	res.DrainError = r.drain()
 	res.NotStarted = r.launcherFailure()
@@ -134,28 +136,30 @@ func (r *Running) Wait() Result {
 	return res
 }
 
-// awaitReport reads pid1's last word; nil without one. The deadline is the second line behind pid1's own clock.
-func (r *Running) awaitReport() (report *wire.Report, late bool) {
-	if err := r.p.ctl.SetReadDeadline(r.started.Add(r.req.Timeout + r.req.Grace + secondLine)); err != nil {
-		return nil, false
-	}
+// arm starts the second line: when d has passed, the namespace is ended without pid1's help.
+func (r *Running) arm(d time.Duration) {
+	r.second = time.AfterFunc(d, func() { r.late.Store(true); r.Kill() })
+}
+
+// disarm stops the second line and says whether it was in time to.
+func (r *Running) disarm() bool {
+	r.ctlMu.Lock()
+	defer r.ctlMu.Unlock()
+	r.second.Stop()
+	return !r.late.Load()
+}
+
+// report reads pid1's last word, which it wrote before it exited; nil without one.
+func (r *Running) report() *wire.Report {
 	kind, body, err := wire.Read(r.p.ctl)
-	if err != nil {
-		return nil, isTimeout(err)
-	}
-	if kind != wire.KindReport {
-		return nil, false
+	if err != nil || kind != wire.KindReport {
+		return nil
 	}
 	rep, err := wire.DecodeReport(body)
 	if err != nil {
-		return nil, false
+		return nil
 	}
-	return &rep, false
-}
-
-func isTimeout(err error) bool {
-	t, ok := err.(interface{ Timeout() bool })
-	return ok && t.Timeout()
+	return &rep
 }
 
 // drain waits for the end of both streams.

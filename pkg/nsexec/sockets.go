@@ -40,6 +40,10 @@ var errNoDiagnostics = errors.New("there are sockets, and the kernel has no sock
 // older kernels say that they destroy a closed connection with unsent data, and don't (tcp_abort did nothing to a
 // SOCK_DEAD socket; seen on 5.10).
 func DestroySockets() (destroyed, left int, err error) {
+	counts, err := countSockets()
+	if err != nil || nothing(counts) {
+		return 0, 0, err
+	}
 	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.NETLINK_INET_DIAG)
 	if err != nil {
 		return 0, 0, fmt.Errorf("opening a socket-diagnostics socket: %w", err)
@@ -75,6 +79,11 @@ func DestroySockets() (destroyed, left int, err error) {
 		return destroyed, 0, nil
 	}
 	return destroyed, left, errors.Join(failures...)
+}
+
+// nothing says whether there is no socket that could be listed.
+func nothing(counts map[string]int) bool {
+	return counts["TCP"]+counts["TCP6"]+counts["UDP"]+counts["UDP6"] == 0
 }
 
 // listSockets lists the TCP and UDP sockets. hidden counts those that the kernel has no diagnostics for: it loads that

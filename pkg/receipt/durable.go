@@ -26,8 +26,8 @@ import (
 // ends before the page's writeback does, and so belongs to a transaction not later than the rename's) and for XFS (one
 // log, forced in order; xfs_rename logs the source inode, so that its fsync forces the rename).
 //
-// Everywhere else (btrfs logs single inodes, virtio-fs and NFS have their own rules, ext4 may have no journal) it syncs
-// every file and the folder, at the same time. What Commit returned is as durable; only a power cut BEFORE it returned
+// Everywhere else (btrfs logs single inodes, virtio-fs and NFS have their own rules, ext4 may have no journal) it renames
+// at once, and then syncs every file and the folder, at the same time. What Commit returned is as durable; only a power cut BEFORE it returned
 // can leave a receipt's name on disk without the whole contents, and such a receipt doesn't parse, doesn't verify or
 // doesn't match its output: it is refused, and its exec is UNCERTAIN, as it would be without any receipt (promise P6).
 //

@@ -257,8 +257,10 @@ func (c *commit) trim(p *part, large bool) error {
 
 // publish makes the parts durable and gives them their names; durable.go says in which order, and why.
 func (c *commit) publish() error {
-	if err := c.settle(); err != nil {
-		return err
+	if c.store.oneJournal {
+		if err := c.settle(); err != nil {
+			return err
+		}
 	}
 	for _, p := range c.parts {
 		if err := c.rename(p); err != nil {

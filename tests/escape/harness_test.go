@@ -40,14 +40,8 @@ func runTests(m *testing.M) int {
 	}
 	defer os.RemoveAll(dir)
 	agentBinary = filepath.Join(dir, "sandbox-agent")
-	build := exec.Command("go", "build", "-buildvcs=false", "-o", agentBinary, "./cmd/sandbox-agent")
-	if build.Dir, err = testkit.ModuleRoot(); err != nil {
+	if err := testkit.BuildAgent(agentBinary); err != nil {
 		fmt.Fprintln(os.Stderr, err)
-		return 1
-	}
-	build.Env = append(os.Environ(), "CGO_ENABLED=1")
-	if out, err := build.CombinedOutput(); err != nil {
-		fmt.Fprintf(os.Stderr, "building the agent: %v\n%s", err, out)
 		return 1
 	}
 	return m.Run()

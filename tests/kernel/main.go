@@ -112,6 +112,9 @@ func build(o options) (plan.Plan, error) {
 			return p, err
 		}
 	}
+	if err := goBuild("1", stage.path(filepath.Join(guestBin, "sandbox-agent")), "./cmd/sandbox-agent"); err != nil {
+		return p, err
+	}
 	for _, s := range strings.Split(o.suites, ",") {
 		r, err := addSuite(stage, s, o)
 		if err != nil {
