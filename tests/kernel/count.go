@@ -2,15 +2,22 @@ package main
 
 import (
 	"fmt"
+	"maps"
+	"slices"
 	"strings"
 )
 
-// counter reads the output of "go test -v" and keeps what is to be shown: that of tests that did not pass.
+// counter reads the output of "go test -v" and keeps what is to be shown: that of tests that failed, and why others were
+// skipped.
 type counter struct {
 	passed, failed, skipped int
 	held                    []string // of the test that runs
 	shown                   strings.Builder
+	reasons                 map[string]int
 }
+
+// needs begins the reason of a skip (testkit.Need).
+const needs = "this test needs "
 
 // heldLines bounds what is shown of one test.
 const heldLines = 60
@@ -22,13 +29,28 @@ func (c *counter) line(s string) {
 		c.held = nil
 	case "--- SKIP":
 		c.skipped++
-		c.show(s)
+		c.held = nil
 	case "--- FAIL":
 		c.failed++
 		c.show(s)
 	default:
 		c.held = append(c.held, s)
+		if _, what, ok := strings.Cut(s, needs); ok {
+			if c.reasons == nil {
+				c.reasons = map[string]int{}
+			}
+			c.reasons[what]++
+		}
 	}
+}
+
+// skips says how many tests were skipped for which reason.
+func (c *counter) skips() string {
+	var b strings.Builder
+	for _, what := range slices.Sorted(maps.Keys(c.reasons)) {
+		fmt.Fprintf(&b, "  %d skipped: need %s\n", c.reasons[what], what)
+	}
+	return b.String()
 }
 
 func (c *counter) show(verdict string) {

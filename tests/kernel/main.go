@@ -212,7 +212,7 @@ func testOne(ctx context.Context, o options, k kernel, p plan.Plan) error {
 		fmt.Fprintln(log, line)
 		c.line(line)
 	})
-	fmt.Printf("%s%s: %d passed, %d failed, %d skipped in %s\n", c.shown.String(), k.version, c.passed, c.failed, c.skipped, time.Since(started).Round(time.Second))
+	fmt.Printf("%s%s%s: %d passed, %d failed, %d skipped in %s\n", c.shown.String(), c.skips(), k.version, c.passed, c.failed, c.skipped, time.Since(started).Round(time.Second))
 	if err != nil {
 		return err
 	}
