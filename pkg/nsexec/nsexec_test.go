@@ -256,7 +256,7 @@ func TestThePostureOfACommandIsExactlyThis(t *testing.T) {
 		"CapInh:\t0000000000000000", "CapPrm:\t0000000000000000", "CapEff:\t0000000000000000", "CapBnd:\t0000000000000000", "CapAmb:\t0000000000000000",
 		"NoNewPrivs:\t1", "Seccomp:\t2",
 		"0", "1", "2", "3", // 3 is ls's own folder
-		"/dev/null", "1000", "0", "1024", "not a tty",
+		"/dev/null", "1000", "0", "1024", "not a tty", // ulimit counts core files in blocks of 1024: 1 byte shows as 0
 		"PATH=/usr/bin:/bin", "PWD=/tmp", "SHLVL=1", "_=/usr/bin/env",
 		pid + " " + pid, pid,
 	}
@@ -578,4 +578,33 @@ func TestUserNamespacesAreRefusedUnlessTheOperatorAllowsThem(t *testing.T) {
 	require.Equal(t, "end\n", string(res.Stdout.Kept()))
 	require.NotNil(t, res.Report)
 	require.True(t, res.Report.Ended)
+}
+
+func TestACrashStartsNoProgramOnTheNode(t *testing.T) {
+	testkit.Need(t, testkit.Root)
+	const pattern = "/proc/sys/kernel/core_pattern"
+	before, err := os.ReadFile(pattern)
+	require.NoError(t, err)
+	dir := testkit.StateDir(t)
+	marker := filepath.Join(dir, "ran")
+	handler := filepath.Join(dir, "handler")
+	require.NoError(t, os.WriteFile(handler, []byte("#!/bin/sh\necho $1 >> "+marker+"\n"), 0o755))
+	require.NoError(t, os.WriteFile(pattern, []byte("|"+handler+" %P"), 0o644))
+	t.Cleanup(func() { require.NoError(t, os.WriteFile(pattern, before, 0o644)) })
+
+	crash := exec.Command("bash", "-c", "ulimit -c 0; kill -SEGV $$")
+	require.Error(t, crash.Run())
+	require.Eventually(t, func() bool { _, err := os.Stat(marker); return err == nil }, 10*time.Second, 10*time.Millisecond,
+		"the control case: the program runs in spite of a limit of 0")
+	require.NoError(t, os.Remove(marker))
+
+	res := run(t, testView(t), "bash -c 'kill -SEGV $$'; ulimit -c 0; bash -c 'kill -SEGV $$'; prlimit --core=0 true; ulimit -Hc; kill -ABRT $$")
+	require.EqualValues(t, unix.SIGABRT, res.Report.Signal)
+	// Whatever the kernel would have started has been by the time that the boundary is known; another crash shows that
+	// programs do get started.
+	require.Error(t, exec.Command("bash", "-c", "ulimit -c 0; kill -SEGV $$").Run())
+	require.Eventually(t, func() bool { b, _ := os.ReadFile(marker); return bytes.Count(b, []byte("\n")) > 0 }, 10*time.Second, 10*time.Millisecond)
+	b, err := os.ReadFile(marker)
+	require.NoError(t, err)
+	require.Equal(t, 1, bytes.Count(b, []byte("\n")), "only the control case's: %s", b)
 }

@@ -104,7 +104,7 @@ func containerConfig(spec runtime.Spec, rootfs, cgroup string, hook func(*specs.
 		Capabilities: &configs.Capabilities{
 			Bounding: receiptdCapabilities, Effective: receiptdCapabilities, Permitted: receiptdCapabilities,
 		},
-		Rlimits: rlimits(currentNoFile()),
+		Rlimits: rlimits(hardLimit(unix.RLIMIT_NOFILE, noFile), hardLimit(unix.RLIMIT_CORE, 0)),
 		Mounts:  smallFileSystems(spec),
 		Devices: deviceList(),
 		// No masked or read-only paths: they would cover parts of /proc, and then a command's own /proc could not be
@@ -160,18 +160,20 @@ func orDefault(v, def int64) int64 {
 const noFile = 65536
 
 // rlimits are receiptd's. Only lowered, never raised: raising takes CAP_SYS_RESOURCE, which an agent need not have.
-func rlimits(hardNoFile uint64) []configs.Rlimit {
-	n := min(noFile, hardNoFile)
+func rlimits(hardNoFile, hardCore uint64) []configs.Rlimit {
+	n, core := min(noFile, hardNoFile), min(1, hardCore)
 	return []configs.Rlimit{
-		{Type: unix.RLIMIT_CORE, Hard: 0, Soft: 0},
+		// 1 is what keeps the kernel from starting a core_pattern's program; see pid1's limitCores.
+		{Type: unix.RLIMIT_CORE, Hard: core, Soft: core},
 		{Type: unix.RLIMIT_NOFILE, Hard: n, Soft: n},
 	}
 }
 
-func currentNoFile() uint64 {
+// hardLimit is this process's own; otherwise where it can't be read.
+func hardLimit(resource int, otherwise uint64) uint64 {
 	var r unix.Rlimit
-	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &r); err != nil {
-		return noFile
+	if err := unix.Getrlimit(resource, &r); err != nil {
+		return otherwise
 	}
 	return r.Max
 }

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 
 	"github.com/sandbox-agent/sandbox-agent/internal/runtime"
 )
@@ -115,7 +116,7 @@ func TestPostureOfReceiptd(t *testing.T) {
 		OwnNamespaces: []string{"cgroup", "ipc", "mnt", "net", "pid", "user", "uts"},
 		UIDMap:        "0 1879179264 65536", GIDMap: "0 1879179264 65536",
 		Environment: "HOME=/\x00", CommandLine: "/.sandbox/bin/receiptd\x00", Cwd: "/", Root: "/", OOMScoreAdj: "0",
-		Core: "0 0", NoFile: fmt.Sprintf("%[1]d %[1]d", min(noFile, currentNoFile())),
+		Core: fmt.Sprintf("%[1]d %[1]d", min(1, hardLimit(unix.RLIMIT_CORE, 0))), NoFile: fmt.Sprintf("%[1]d %[1]d", min(noFile, hardLimit(unix.RLIMIT_NOFILE, noFile))),
 	}, got)
 	h.stop(s)
 }

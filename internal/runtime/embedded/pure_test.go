@@ -215,8 +215,8 @@ func TestSmallFileSystemsAreBoundedInBytesAndInodes(t *testing.T) {
 }
 
 func TestLimitsAreOnlyLoweredAndTheOomScoreOnlyRaised(t *testing.T) {
-	require.Equal(t, []configs.Rlimit{{Type: 4}, {Type: 7, Hard: 1000, Soft: 1000}}, rlimits(1000))
-	require.Equal(t, uint64(noFile), rlimits(1 << 30)[1].Hard)
+	require.Equal(t, []configs.Rlimit{{Type: 4, Hard: 1, Soft: 1}, {Type: 7, Hard: 1000, Soft: 1000}}, rlimits(1000, 1<<40))
+	require.Equal(t, uint64(noFile), rlimits(1<<30, 0)[1].Hard)
 	require.Nil(t, oomScoreAdj(0))
 	require.Nil(t, oomScoreAdj(300))
 	require.Equal(t, 0, *oomScoreAdj(-500))

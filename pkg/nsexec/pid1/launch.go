@@ -90,14 +90,22 @@ func join(fd int) {
 }
 
 func setLimits(setup wire.Setup) {
-	// A core file would be written into the worktree, as large as the process.
-	limit("RLIMIT_CORE", unix.RLIMIT_CORE, 0)
+	limitCores()
 	limit("RLIMIT_NOFILE", unix.RLIMIT_NOFILE, setup.NoFile)
 	if setup.NProc > 0 {
 		limit("RLIMIT_NPROC", unix.RLIMIT_NPROC, setup.NProc)
 	}
 	if setup.FSize > 0 {
 		limit("RLIMIT_FSIZE", unix.RLIMIT_FSIZE, setup.FSize)
+	}
+}
+
+// limitCores allows no core dump. 1 and not 0: with a core_pattern that is a pipe the kernel ignores the limit and starts
+// the program, as the node's root, except for exactly 1 (core(5)). A file of one byte is not written either. Where this
+// process may not have 1, because the agent's own hard limit is 0, it is 0; the command can't change it (seccomp).
+func limitCores() {
+	if unix.Setrlimit(unix.RLIMIT_CORE, &unix.Rlimit{Cur: 1, Max: 1}) != nil {
+		limit("RLIMIT_CORE", unix.RLIMIT_CORE, 0)
 	}
 }
 

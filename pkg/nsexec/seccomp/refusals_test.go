@@ -45,6 +45,9 @@ var attempts = func() []attempt {
 	add("namespaces", "unshare", unix.CLONE_NEWUTS)
 	add("namespaces", "setns", badFD, 0)
 	add("clone3", "clone3", badPointer, 8)
+	add("core-limit", "setrlimit", unix.RLIMIT_CORE, badPointer)
+	add("core-limit", "prlimit64", 0, unix.RLIMIT_CORE, badPointer, 0)
+	add("core-limit", "prlimit64", 0, unix.RLIMIT_CORE|high, high, 0)
 	add("mounts", "mount", badPointer, badPointer, badPointer, 0, 0)
 	add("mounts", "umount2", badPointer, badFlags)
 	add("mounts", "pivot_root", badPointer, badPointer)
@@ -158,6 +161,8 @@ var native = []struct {
 	want unix.Errno
 }{
 	{"getpid", args(), 0},
+	{"prlimit64", args(0, unix.RLIMIT_CORE, 0, badPointer), unix.EFAULT},
+	{"prlimit64", args(0, unix.RLIMIT_NOFILE, badPointer, 0), unix.EFAULT},
 	{"unshare", args(0), 0},
 	{"unshare", args(unix.CLONE_FILES), 0},
 	{"clone", args(unix.CLONE_THREAD), unix.EINVAL},

@@ -86,6 +86,9 @@ func (b *builder) branch(code uint16, k uint32, yes, no node) node {
 // test makes the instructions of one condition.
 func (b *builder) test(t Test, yes, no node) node {
 	load := uint32(offArgs + 8*t.Arg) // both architectures are little endian: the low half comes first
+	if t.High {
+		load += 4
+	}
 	if t.Op == AnyBit {
 		return b.then(opLoad, load, b.branch(opSet, t.Mask, yes, no))
 	}

@@ -31,6 +31,8 @@ const (
 
 	netlinkRoute = 0
 
+	rlimitCore = 4
+
 	ioctlTIOCSTI, ioctlTIOCLINUX, ioctlTIOCSETD = 0x5412, 0x541c, 0x5423
 
 	// PER_LINUX32 | UNAME26 | ADDR_NO_RANDOMIZE: another uname, and addresses as debuggers and sanitizers want them.
@@ -260,6 +262,17 @@ var Refusals = []Rule{
 		Answer: EPERM,
 		Why:    "READ_IMPLIES_EXEC, MMAP_PAGE_ZERO and foreign execution domains weaken the kernel's own defences; ADDR_NO_RANDOMIZE stays for gdb and sanitizers",
 		Source: "personality(2); containerd's default profile",
+	},
+	{
+		ID: "core-limit",
+		Calls: []Call{
+			{Name: "setrlimit", When: []Test{in(0, word, rlimitCore)}},
+			{Name: "prlimit64", When: []Test{in(1, word, rlimitCore), notIn(2, word, 0)}},
+			{Name: "prlimit64", When: []Test{in(1, word, rlimitCore), {Arg: 2, Op: AnyBit, Mask: word, High: true}}},
+		},
+		Answer: Pretend,
+		Why:    "where core_pattern is a pipe, the kernel starts that program as the node's root for every crash, unless the limit is exactly 1: a command must not lower it to 0",
+		Source: "core(5); fs/coredump.c, coredump_pipe",
 	},
 	{
 		ID:     "clock",

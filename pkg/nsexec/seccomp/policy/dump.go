@@ -62,6 +62,9 @@ func conditions(tests []Test) string {
 
 func (t Test) String() string {
 	arg := fmt.Sprintf("arg%d", t.Arg)
+	if t.High {
+		arg += ">>32"
+	}
 	if t.Op == AnyBit {
 		return fmt.Sprintf("%s & %#x", arg, t.Mask)
 	}

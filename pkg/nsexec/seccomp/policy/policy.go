@@ -29,7 +29,9 @@ type Answer uint32
 // The answers in use. An error number goes into the low 16 bits of errno; the numbers are the same on both
 // architectures (asm-generic/errno-base.h).
 const (
-	Allow       Answer = 0x7fff0000
+	Allow Answer = 0x7fff0000
+	// Pretend returns 0 without doing anything, for what programs do by the way and take a refusal of badly.
+	Pretend     Answer = errno
 	KillProcess Answer = 0x80000000
 	errno       Answer = 0x00050000
 
@@ -54,6 +56,8 @@ func (a Answer) String() string {
 		return "allow"
 	case KillProcess:
 		return "kill the process (SIGSYS)"
+	case Pretend:
+		return "pretend (0, and nothing is done)"
 	case EPERM:
 		return "EPERM"
 	case ENOSYS:
@@ -73,7 +77,7 @@ type Op int
 
 // The comparisons. Each looks at the low 32 bits only, on purpose: every argument that a rule looks at is an int, an
 // unsigned int or a umode_t for the kernel, which throws the high half away. A comparison of all 64 bits is passed by
-// setting one of the high ones (CVE-2019-10063).
+// setting one of the high ones (CVE-2019-10063). A pointer is compared with NULL in both halves: see Test.High.
 const (
 	AnyBit Op = iota // one of Mask's bits is set
 	In               // the bits under Mask are one of Values
@@ -86,11 +90,17 @@ type Test struct {
 	Op     Op
 	Mask   uint32
 	Values []uint32
+	// High looks at the high 32 bits instead.
+	High bool
 }
 
 // Holds says whether the condition is true for these arguments.
 func (t Test) Holds(args [6]uint64) bool {
-	v := uint32(args[t.Arg]) & t.Mask
+	v := uint32(args[t.Arg])
+	if t.High {
+		v = uint32(args[t.Arg] >> 32)
+	}
+	v &= t.Mask
 	if t.Op == AnyBit {
 		return v != 0
 	}
