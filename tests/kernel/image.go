@@ -9,20 +9,22 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 )
 
-// programs are what the tests and the commands in them use; each comes with its libraries. Optional ones may lack on
-// the host: the tests that need them are then skipped in the guest.
-var programs = strings.Fields(`bash sh cat chmod chown cp cut dd df du echo env false find getent git grep head id ip kill ldd ln ls mkdir
-	mkfifo mknod mktemp mount mv nice nsenter perl pgrep pkill ps pwd python3 readlink realpath rm rmdir sed seq setsid sha256sum sleep sort stat
-	sync tail tee test timeout touch tr true tty truncate umount uname unshare wc xargs yes`)
+// packages are those whose programs the tests and the commands in them use; each program comes with its libraries. Those
+// that lack on the host lack in the guest: the tests that need them are skipped there.
+var packages = []string{
+	"bash", "coreutils", "dash", "diffutils", "findutils", "git", "grep", "gzip", "hostname", "iproute2", "libc-bin", "mawk", "perl-base",
+	"procps", "python3-minimal", "sed", "tar", "util-linux",
+}
 
 // folders are copied whole.
 var folders = []string{"/usr/lib/x86_64-linux-gnu/perl-base", "/usr/lib/git-core", "/usr/share/git-core", "/usr/lib/python3*"}
 
-// files are copied where the host has them.
-var files = []string{"/etc/passwd", "/etc/group", "/etc/nsswitch.conf", "/etc/ld.so.conf", "/etc/os-release"}
+// files are copied where the host has them, links with what they lead to.
+var files = []string{"/usr/bin/awk", "/usr/bin/which", "/etc/passwd", "/etc/group", "/etc/nsswitch.conf", "/etc/ld.so.conf", "/etc/os-release"}
 
 // root is the root file system of the guest while it is put together in a folder.
 type root struct{ dir string }
@@ -49,9 +51,14 @@ func (r root) fill() error {
 	if err := os.Chmod(r.path("var/tmp"), fs.ModeSticky|0o777); err != nil {
 		return err
 	}
-	for _, p := range programs {
-		if path := systemProgram(p); path != "" {
-			if err := r.program(path); err != nil {
+	for _, p := range packages {
+		// Debian's own record, not PATH: a user may have put others before the system's.
+		out, err := exec.Command("dpkg", "-L", p).Output()
+		if err != nil {
+			continue // not installed
+		}
+		for _, f := range inBin.FindAllString(string(out), -1) {
+			if err := r.program(f); err != nil {
 				return err
 			}
 		}
@@ -74,15 +81,8 @@ func (r root) fill() error {
 	return run("ldconfig", "-r", r.dir)
 }
 
-// systemProgram finds a program of the system, not one that a user has put before it in PATH.
-func systemProgram(name string) string {
-	for _, dir := range []string{"/usr/bin", "/usr/sbin", "/bin", "/sbin"} {
-		if _, err := os.Stat(filepath.Join(dir, name)); err == nil {
-			return filepath.Join(dir, name)
-		}
-	}
-	return ""
-}
+// inBin matches a program's line of dpkg -L.
+var inBin = regexp.MustCompile(`(?m)^(/usr)?/s?bin/[^/\n]+$`)
 
 // program copies a program and the libraries that ldd(1) names.
 func (r root) program(path string) error {
@@ -114,6 +114,9 @@ func (r root) file(path string) error {
 	path = filepath.Join(dir, filepath.Base(path))
 	if _, err := os.Lstat(r.path(path)); err == nil {
 		return nil
+	}
+	if _, err := os.Lstat(path); errors.Is(err, os.ErrNotExist) {
+		return nil // a package's file that has been removed, or another's alternative
 	}
 	if err := os.MkdirAll(r.path(dir), 0o755); err != nil {
 		return err
