@@ -39,6 +39,8 @@ func gitVariables(w config.Workspace) [][2]string {
 	settings := [][2]string{
 		{"user.name", w.Identity.Name}, {"user.email", w.Identity.Email},
 		{"commit.gpgSign", "false"}, {"tag.gpgSign", "false"},
+		// They would write into objects/info, which is sealed: gc and repack would fail.
+		{"gc.writeCommitGraph", "false"}, {"fetch.writeCommitGraph", "false"}, {"repack.updateServerInfo", "false"},
 	}
 	if w.Hooks == "off" {
 		settings = append(settings, [2]string{"core.hooksPath", "/dev/null"})

@@ -424,9 +424,12 @@ func (s *session) conclude(e *execution, v verdict) {
 	}
 	result := outcome(e, v)
 	if err := s.record(e, result, effects.Durable); err != nil {
-		// The intent stays open; a receipt is durable, so the next start of the agent answers the same.
-		s.finish(e, nil, err)
-		return
+		if v.proven == nil {
+			s.finish(e, nil, err)
+			return
+		}
+		// The receipt is durable: it is the answer now, and at every later question (unrecorded).
+		s.log.Error("outcome not recorded, answering from the receipt", "exec", e.intent.ExecID, "error", err)
 	}
 	if err := s.leave(e, v, effects); err != nil {
 		s.log.Error("sandbox not stopped with evidence", "exec", e.intent.ExecID, "error", err)
@@ -521,12 +524,26 @@ func (e *execution) wait(ctx context.Context) (*sandboxv1.ExecResult, error) {
 	}
 }
 
+// unrecorded answers an exec whose outcome could not be recorded (the journal's disk is full): its receipt is as durable
+// as a record, and gives the same answer. Without one the next start of the agent finds out.
+func (s *session) unrecorded(in *intentRecord) (*sandboxv1.ExecResult, error) {
+	key, err := s.keyOf(in.SandboxID)
+	if err != nil {
+		return nil, err
+	}
+	p, err := readProven(s.agent.receiptsDir(in.SandboxID), in, key, "")
+	if err != nil {
+		return nil, fmt.Errorf("%w: exec %s has an intent and no recorded outcome, and %w: ask again after the agent's restart", ErrUnavailable, in.ExecID, err)
+	}
+	return resultOf(in, p), nil
+}
+
 // answerOf rebuilds the answer of a recorded exec: what the journal holds, and receipt and output from the folder,
 // verified again.
 func (s *session) answerOf(rec *execRecord) (*sandboxv1.ExecResult, error) {
 	in := &rec.Intent
 	if rec.Outcome == nil {
-		return nil, fmt.Errorf("%w: exec %s has an intent and no outcome yet: ask again after the agent's restart", ErrUnavailable, in.ExecID)
+		return s.unrecorded(in)
 	}
 	r, err := decodeOutcome(rec.Outcome)
 	if err != nil {

@@ -152,10 +152,10 @@ func (a *Agent) GetExec(_ context.Context, r *sandboxv1.GetExecRequest) (*sandbo
 	if live != nil {
 		return &sandboxv1.GetExecResponse{State: live.state()}, nil
 	}
-	if record.Outcome == nil {
+	result, err := s.answerOf(record)
+	if err != nil && record.Outcome == nil {
 		return &sandboxv1.GetExecResponse{State: sandboxv1.ExecState_EXEC_RUNNING}, nil
 	}
-	result, err := s.answerOf(record)
 	if err != nil {
 		return nil, err
 	}

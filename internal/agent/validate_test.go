@@ -113,10 +113,11 @@ func TestTheEnvironmentOfACommandIsFixedAndSmall(t *testing.T) {
 		"PATH": commandPath, "HOME": "/home/sandbox", "LANG": "C.UTF-8",
 		"TMPDIR": "/srv/wt/.sandbox-tmp", "TMP": "/srv/wt/.sandbox-tmp", "TEMP": "/srv/wt/.sandbox-tmp",
 		"GIT_AUTHOR_NAME": "N", "GIT_AUTHOR_EMAIL": "n@x", "GIT_COMMITTER_NAME": "N", "GIT_COMMITTER_EMAIL": "n@x",
-		"GIT_TERMINAL_PROMPT": "0", "GIT_CONFIG_COUNT": "5",
+		"GIT_TERMINAL_PROMPT": "0", "GIT_CONFIG_COUNT": "8",
 		"GIT_CONFIG_KEY_0": "user.name", "GIT_CONFIG_VALUE_0": "N", "GIT_CONFIG_KEY_1": "user.email", "GIT_CONFIG_VALUE_1": "n@x",
 		"GIT_CONFIG_KEY_2": "commit.gpgSign", "GIT_CONFIG_VALUE_2": "false", "GIT_CONFIG_KEY_3": "tag.gpgSign", "GIT_CONFIG_VALUE_3": "false",
-		"GIT_CONFIG_KEY_4": "core.hooksPath", "GIT_CONFIG_VALUE_4": "/dev/null",
+		"GIT_CONFIG_KEY_4": "gc.writeCommitGraph", "GIT_CONFIG_VALUE_4": "false", "GIT_CONFIG_KEY_5": "fetch.writeCommitGraph", "GIT_CONFIG_VALUE_5": "false",
+		"GIT_CONFIG_KEY_6": "repack.updateServerInfo", "GIT_CONFIG_VALUE_6": "false", "GIT_CONFIG_KEY_7": "core.hooksPath", "GIT_CONFIG_VALUE_7": "/dev/null",
 		"CI": "1",
 	}, got)
 }

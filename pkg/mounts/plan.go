@@ -85,7 +85,7 @@ func New(w Workspace, exists func(path string) bool) (Plan, error) {
 		return Plan{}, err
 	}
 	p := Plan{Worktree: w.Worktree, OwnerUID: w.OwnerUID, OwnerGID: w.OwnerGID}
-	for _, path := range []string{w.Worktree, w.CommonDir, filepath.Dir(w.MetaDir), w.MetaDir} {
+	for _, path := range []string{w.Worktree, w.CommonDir, filepath.Join(w.CommonDir, "objects"), filepath.Dir(w.MetaDir), w.MetaDir} {
 		p.Mounts = append(p.Mounts, Mount{Source: path, Target: path, Idmap: true})
 	}
 	for _, path := range sealed(w) {
@@ -103,13 +103,14 @@ func New(w Workspace, exists func(path string) bool) (Plan, error) {
 }
 
 // sealed are the pointers, the configuration and the hooks through which trusted Git would run a program or leave
-// the repository (git.md, section 3, attacks 1 to 9).
+// the repository (git.md, section 3, attacks 1 to 10).
 func sealed(w Workspace) []string {
 	return []string{
 		filepath.Join(w.Worktree, ".git"),
 		filepath.Join(w.CommonDir, "config"),
 		filepath.Join(w.CommonDir, "hooks"),
 		filepath.Join(w.CommonDir, "info"),
+		filepath.Join(w.CommonDir, "objects", "info"), // alternates: other repositories' objects, as if they were here
 		filepath.Join(w.MetaDir, "commondir"),
 		filepath.Join(w.MetaDir, "gitdir"),
 	}

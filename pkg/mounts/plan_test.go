@@ -24,7 +24,7 @@ func TestP11APlanSealsPointersConfigurationAndHooksAndNothingElse(t *testing.T) 
 	p, err := New(workspace(), everything)
 	require.NoError(t, err)
 	require.ElementsMatch(t, []string{
-		"/home/u/wt/.git", "/home/u/base/.git/config", "/home/u/base/.git/hooks", "/home/u/base/.git/info",
+		"/home/u/wt/.git", "/home/u/base/.git/config", "/home/u/base/.git/hooks", "/home/u/base/.git/info", "/home/u/base/.git/objects/info",
 		"/home/u/base/.git/worktrees/wt/commondir", "/home/u/base/.git/worktrees/wt/gitdir",
 	}, p.Seals())
 	for _, m := range p.Mounts {
@@ -42,6 +42,7 @@ func TestP11EveryFolderBetweenAMountAndASealIsAMountPoint(t *testing.T) {
 	}
 	require.Contains(t, targets, "/home/u/base/.git/worktrees")
 	require.Contains(t, targets, "/home/u/base/.git/worktrees/wt")
+	require.Contains(t, targets, "/home/u/base/.git/objects")
 }
 
 func TestAParentIsMountedBeforeWhatLiesInIt(t *testing.T) {

@@ -19,6 +19,7 @@ import (
 	"github.com/containerd/ttrpc"
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
+	"google.golang.org/protobuf/proto"
 
 	receiptdv1 "github.com/sandbox-agent/sandbox-agent/api/receiptd/v1"
 	sandboxv1 "github.com/sandbox-agent/sandbox-agent/api/sandbox/v1"
@@ -136,6 +137,8 @@ cd REPO 2>/dev/null || cd /
 mv REPO/.git REPO/y; mkdir -p REPO/.git/hooks; mv REPO REPO.old; mv REPO/.git/hooks REPO/.git/h; mv REPO/.git/config REPO/.git/c
 printf '[core]\n\tfsmonitor = touch /tmp/pwned\n' > REPO/.git/config
 printf '#!/bin/sh\ntouch /tmp/pwned\n' > REPO/.git/hooks/post-checkout; chmod +x REPO/.git/hooks/post-checkout
+mv REPO/.git/objects REPO/.git/o2; mkdir -p REPO/.git/objects/info; echo /tmp/evil > REPO/.git/objects/info/alternates
+mv REPO/.git/objects/info REPO/.git/objects/i2; mv REPO/.git/worktrees REPO/.git/w2
 git config --global core.hooksPath /tmp/evil; git -C "$OLDPWD" config core.fsmonitor /tmp/evil
 true`, "REPO", s.repo)
 	s.exec(script, 0)
@@ -147,6 +150,11 @@ true`, "REPO", s.repo)
 	require.Equal(t, string(config), string(after))
 	require.NoFileExists(t, filepath.Join(s.repo, ".git", "hooks", "post-checkout"))
 	require.NoDirExists(t, s.repo+".old")
+	for _, planted := range []string{"o2", "w2", "objects/i2", "objects/info/alternates"} {
+		require.NoFileExists(t, filepath.Join(s.repo, ".git", planted))
+		require.NoDirExists(t, filepath.Join(s.repo, ".git", planted))
+	}
+	require.EqualValues(t, 0, s.exec("git gc -q && git repack -adq && git fsck", 0).GetExitCode(), "ordinary Git goes on")
 	s.alive()
 }
 
@@ -254,9 +262,12 @@ func TestHole8AFullDiskLosesNoReceipt(t *testing.T) {
 	filler := fill(t, state)
 	t.Cleanup(func() { _ = os.Remove(filler) }) // or the sandbox could not be ended
 	require.NoError(t, os.Remove(filepath.Join(s.worktree, "gate")))
-	if res := <-answer; res != nil { // an answer is the true one; there may be none while nothing can be recorded
-		require.Equal(t, sandboxv1.ExecResult_EXITED, res.GetStatus(), res.GetReason())
-	}
+	res := <-answer // nothing can be recorded any more, but there is a receipt
+	require.NotNil(t, res)
+	require.Equal(t, sandboxv1.ExecResult_EXITED, res.GetStatus(), res.GetReason())
+	again, err := s.client.Execs.Exec(context.Background(), req)
+	require.NoError(t, err)
+	require.True(t, proto.Equal(res, again.GetResult()), "the same answer, although it is in no record")
 	receipt := filepath.Join(state, "receipts", s.first.GetSandbox().GetId(), req.GetExecId()+".json")
 	require.FileExists(t, receipt, "the receipt has its space since before the command began")
 
@@ -273,7 +284,7 @@ func TestHole8AFullDiskLosesNoReceipt(t *testing.T) {
 	require.NoError(t, os.Remove(filler))
 	s.kill()
 	s.serve()
-	again, err := s.client.Execs.Exec(context.Background(), req)
+	again, err = s.client.Execs.Exec(context.Background(), req)
 	require.NoError(t, err)
 	require.Equal(t, sandboxv1.ExecResult_EXITED, again.GetResult().GetStatus(), again.GetResult().GetReason())
 	require.EqualValues(t, 4, again.GetResult().GetExitCode())
