@@ -133,11 +133,20 @@ func (r root) file(path string) error {
 	return run("cp", "-p", "--sparse=auto", path, r.path(path))
 }
 
+// tree copies a folder, with the libraries that its own need.
 func (r root) tree(dir string) error {
 	if err := os.MkdirAll(r.path(filepath.Dir(dir)), 0o755); err != nil {
 		return err
 	}
-	return run("cp", "-a", dir, r.path(filepath.Dir(dir)))
+	if err := run("cp", "-a", dir, r.path(filepath.Dir(dir))); err != nil {
+		return err
+	}
+	return filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+		if err == nil && d.Type().IsRegular() && strings.HasSuffix(path, ".so") {
+			err = r.program(path)
+		}
+		return err
+	})
 }
 
 // image makes an ext4 file system of the folder: idmapped mounts work on it since Linux 5.12, on tmpfs since 6.3.
