@@ -16,7 +16,7 @@ import (
 // packages are those whose programs the tests and the commands in them use; each program comes with its libraries. Those
 // that lack on the host lack in the guest: the tests that need them are skipped there.
 var packages = []string{
-	"bash", "coreutils", "dash", "diffutils", "findutils", "git", "grep", "gzip", "hostname", "iproute2", "libc-bin", "mawk", "perl-base",
+	"bash", "coreutils", "dash", "diffutils", "findutils", "git", "grep", "gzip", "hostname", "iproute2", "libc-bin", "mawk", "mount", "perl-base",
 	"procps", "python3-minimal", "sed", "tar", "util-linux",
 }
 
