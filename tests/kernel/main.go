@@ -8,6 +8,7 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -54,6 +55,9 @@ func main() {
 
 // test boots each kernel whose version begins with one of the prefixes.
 func test(ctx context.Context, o options, prefixes []string) error {
+	if runtime.GOARCH != "amd64" {
+		return fmt.Errorf("the guests' programs are this machine's own, and its kernels are amd64's: run it there and not on %s", runtime.GOARCH)
+	}
 	ks, err := kernels(o.cache, prefixes)
 	if err != nil {
 		return err
