@@ -180,6 +180,7 @@ func (r *Runtime) create(ctx context.Context, spec runtime.Spec) (*Sandbox, erro
 	}
 	st := &start{spec: spec, cgroup: rec.Cgroup}
 	defer st.Close()
+	defer keepWarm(all)()
 	if err := st.prepare(all); err != nil {
 		return nil, err
 	}
@@ -191,7 +192,6 @@ func (r *Runtime) create(ctx context.Context, spec runtime.Spec) (*Sandbox, erro
 
 // prepare makes everything that a container needs, in parallel: the bind mounts on one side, the cgroups on the other, and the first cgroup migration of a while, which waits for an RCU grace period (about 16 ms).
 func (s *start) prepare(all []hierarchy) error {
-	go warmMigration(all)
 	var wg sync.WaitGroup
 	var mountErr, cgroupErr error
 	wg.Go(func() { mountErr = s.prepareRoot() })
@@ -252,23 +252,61 @@ func checkTraversable(dir string) error {
 	}
 }
 
-// warmMigration moves the agent into the cgroup that it is in already. The kernel then waits for the grace period that
-// the container's own migration would have to wait for, while the rest is prepared.
-func warmMigration(all []hierarchy) {
+// How a start keeps migrations cheap: a migration waits for an RCU grace period (10 ms and more) unless another one has
+// begun or ended within the last one (cgroup_threadgroup_rwsem, kernel/rcu/sync.c). A start makes a dozen: the
+// container's init into each hierarchy, and, right after it, the first command's launcher into its slot.
+const (
+	warmEvery = 4 * time.Millisecond
+	warmAfter = 40 * time.Millisecond // after the container is there; the first launcher joins within that
+	warmMost  = time.Second
+)
+
+// keepWarm moves the agent into the cgroup that it is in already, again and again, until warmAfter has passed since
+// stop was called. It changes nothing else.
+func keepWarm(all []hierarchy) (stop func()) {
+	procs := ownProcs(all)
+	if procs == "" {
+		return func() {}
+	}
+	done := make(chan struct{})
+	go func() {
+		tick := time.NewTicker(warmEvery)
+		defer tick.Stop()
+		most := time.After(warmMost)
+		for {
+			if writeCgroup(procs, "0") != nil {
+				return // only speed is lost
+			}
+			select {
+			case <-tick.C:
+			case <-done:
+				return
+			case <-most:
+				return
+			}
+		}
+	}()
+	return func() { time.AfterFunc(warmAfter, func() { close(done) }) }
+}
+
+// ownProcs is the cgroup.procs of this process's own cgroup in the hierarchy that has the pids controller.
+func ownProcs(all []hierarchy) string {
 	b, err := os.ReadFile("/proc/self/cgroup")
 	if err != nil {
-		return
+		return ""
 	}
 	for _, h := range all {
-		if h.v2 || !h.has("pids") {
+		if !h.has("pids") {
 			continue
 		}
 		for _, line := range strings.Split(string(b), "\n") {
-			if f := strings.SplitN(line, ":", 3); len(f) == 3 && v1Same(f[1], h.controllers) {
-				_ = writeCgroup(filepath.Join(h.path(strings.TrimSuffix(f[2], "/")), "cgroup.procs"), "0")
+			f := strings.SplitN(line, ":", 3)
+			if len(f) == 3 && (h.v2 && f[0] == "0" || !h.v2 && v1Same(f[1], h.controllers)) {
+				return filepath.Join(h.path(strings.TrimSuffix(f[2], "/")), "cgroup.procs")
 			}
 		}
 	}
+	return ""
 }
 
 func v1Same(field string, controllers []string) bool {
