@@ -3,6 +3,7 @@ package mounts
 import (
 	"fmt"
 	"os"
+	"path/filepath"
 
 	"golang.org/x/sys/unix"
 )
@@ -75,6 +76,14 @@ func (o *Opened) Clone(idmap *os.File) (_ *Detached, err error) {
 		}
 	}()
 	for i, m := range o.plan.Mounts {
+		if m.Empty {
+			tree, err := o.plan.emptyFolder(i)
+			if err != nil {
+				return nil, fmt.Errorf("making an empty folder for %q: %w", m.Target, err)
+			}
+			d.trees = append(d.trees, tree)
+			continue
+		}
 		a := Attr{ReadOnly: m.ReadOnly}
 		if m.Idmap {
 			a.Idmap = idmap
@@ -86,6 +95,29 @@ func (o *Opened) Clone(idmap *os.File) (_ *Detached, err error) {
 		d.trees = append(d.trees, tree)
 	}
 	return d, nil
+}
+
+// emptyFolder makes the file system of an Empty mount: with a mount point for each mount of the plan that lies directly
+// in it.
+func (p Plan) emptyFolder(i int) (_ *os.File, err error) {
+	tree, err := NewTmpfs(map[string]string{"mode": "0755", "size": "64k", "nr_inodes": "16"})
+	if err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			tree.Close()
+		}
+	}()
+	for j, m := range p.Mounts {
+		if p.host(j) != i || filepath.Dir(m.Target) != p.Mounts[i].Target {
+			continue
+		}
+		if err := unix.Mkdirat(int(tree.Fd()), filepath.Base(m.Target), 0o755); err != nil {
+			return nil, fmt.Errorf("making the mount point %q: %w", m.Target, err)
+		}
+	}
+	return tree, SetAttr(tree, Attr{ReadOnly: true, NoExec: true})
 }
 
 // Detached holds the mounts of a plan, ready to be attached.
@@ -135,7 +167,7 @@ func (d *Detached) attachOne(root *os.File, i int) error {
 	if err := unix.Fstat(int(target.Fd()), &st); err != nil {
 		return fmt.Errorf("looking at the mount target %q: %w", m.Target, err)
 	}
-	if d.plan.host(i) >= 0 && m.Source == m.Target && (st.Dev != d.stats[i].Dev || st.Ino != d.stats[i].Ino) {
+	if h := d.plan.host(i); h >= 0 && !d.plan.Mounts[h].Empty && m.Source == m.Target && (st.Dev != d.stats[i].Dev || st.Ino != d.stats[i].Ino) {
 		return fmt.Errorf("mounting over %q: %w: something replaces it while the sandbox starts; end what writes there and try again",
 			m.Target, ErrChanged)
 	}
@@ -144,6 +176,9 @@ func (d *Detached) attachOne(root *os.File, i int) error {
 
 func (d *Detached) checkState(i int, s State) error {
 	m, st := d.plan.Mounts[i], d.stats[i]
+	if m.Empty && s.MountPoint && s.ReadOnly && s.NoSuid && s.NoDev && s.Device != st.Dev {
+		return nil
+	}
 	if !s.MountPoint || s.Inode != st.Ino || s.Device != st.Dev || m.ReadOnly && !s.ReadOnly || !s.NoSuid || !s.NoDev {
 		return fmt.Errorf("reading back the mount at %q: %w: found %+v", m.Target, ErrChanged, s)
 	}

@@ -118,7 +118,8 @@ func TestP11ASealOrAFolderAboveItCantBeRenamed(t *testing.T) {
 			// As the command: another uid has no mapping in these mounts and fails earlier.
 			require.NoError(t, unix.Setfsgid(host))
 			require.NoError(t, unix.Setfsuid(host))
-			require.ErrorIs(t, unix.Rename(p, p+".moved"), unix.EBUSY, p)
+			err := unix.Rename(p, p+".moved")
+			require.True(t, err == unix.EBUSY || err == unix.EROFS, "%s: %v", p, err) // EROFS: it lies in an empty folder of the plan
 		}
 		return nil
 	})

@@ -16,6 +16,9 @@ type Mount struct {
 	Seal     bool `json:"seal"`
 	// Idmap maps the on-disk owner to the command's uid. Mounts that only receiptd sees have their own mapping.
 	Idmap bool `json:"idmap"`
+	// Empty stands for a folder whose content is not shown: a read-only file system with nothing in it but mount points
+	// for the plan's own mounts in that folder.
+	Empty bool `json:"empty,omitempty"`
 }
 
 // Plan is the mounts of a workspace, in the order in which they are made: a parent before what lies in it.
@@ -85,9 +88,13 @@ func New(w Workspace, exists func(path string) bool) (Plan, error) {
 		return Plan{}, err
 	}
 	p := Plan{Worktree: w.Worktree, OwnerUID: w.OwnerUID, OwnerGID: w.OwnerGID}
-	for _, path := range []string{w.Worktree, w.CommonDir, filepath.Join(w.CommonDir, "objects"), filepath.Dir(w.MetaDir), w.MetaDir} {
+	for _, path := range []string{w.Worktree, w.CommonDir, filepath.Join(w.CommonDir, "objects"), w.MetaDir} {
 		p.Mounts = append(p.Mounts, Mount{Source: path, Target: path, Idmap: true})
 	}
+	// Of the repository's worktrees only the session's own: another one's HEAD or index, written here, would make that
+	// session commit to where it did not mean to; and "git worktree prune" removes those whose folder it can't see.
+	all := filepath.Dir(w.MetaDir)
+	p.Mounts = append(p.Mounts, Mount{Source: all, Target: all, ReadOnly: true, Seal: true, Empty: true})
 	for _, path := range sealed(w) {
 		if !exists(path) {
 			p.Missing = append(p.Missing, path)

@@ -221,6 +221,9 @@ func TestPostureOfTheContainersMounts(t *testing.T) {
 		if m.ReadOnly {
 			want[m.Target] = "disk ro,nosuid,nodev,idmapped"
 		}
+		if m.Empty {
+			want[m.Target] = "tmpfs ro,nosuid,nodev,noexec"
+		}
 	}
 	sk, _, err := planRoot(spec)
 	require.NoError(t, err)

@@ -58,14 +58,14 @@ var mountPoints = []string{"/proc", "/dev", "/tmp", runtime.HomePath, runtime.In
 var never = map[string]bool{"proc": true, "sys": true, "dev": true, "tmp": true, "run": true, "lost+found": true, ".sandbox": true}
 
 // hostTop are the node's top-level entries that come in when it lends its own root file system. No /home, /root, /srv,
-// /var: those hold data.
-var hostTop = []string{"bin", "lib", "lib32", "lib64", "libx32", "opt", "sbin", "usr"}
+// /var: those hold data; no /opt: what a node's owner puts there may hold secrets.
+var hostTop = []string{"bin", "lib", "lib32", "lib64", "libx32", "sbin", "usr"}
 
 // hostEtc are the entries of the node's /etc that programs need and that hold no secret and no identity of the node;
 // a trailing * stands for any rest of the name.
 var hostEtc = []string{
 	"alternatives", "ca-certificates", "ca-certificates.conf", "crypto-policies", "debian_version", "fonts", "java-*",
-	"ld.so.cache", "ld.so.conf", "ld.so.conf.d", "localtime", "magic", "magic.mime", "maven", "mime.types", "os-release",
+	"ld.so.cache", "ld.so.conf", "ld.so.conf.d", "localtime", "magic", "magic.mime", "mime.types", "os-release",
 	"perl", "pki/ca-trust", "pki/java", "pki/tls", "protocols", "python3*", "redhat-release", "rpc", "services", "ssl/certs", "ssl/openssl.cnf",
 	"terminfo", "timezone", "xml",
 }

@@ -316,13 +316,16 @@ func TestP11GitPointersConfigurationAndHooksAreReadOnlyInside(t *testing.T) {
 	s := h.create(spec)
 	a := h.attach(s, spec)
 	for _, seal := range spec.Workspace.Seals() {
+		if filepath.Base(seal) == "worktrees" {
+			continue // TestP11OtherWorktreesOfTheRepositoryAreOutOfReach
+		}
 		out, p := a.run(fmt.Sprintf("chmod 600 %[1]q; mv %[1]q %[1]q.x; rm -rf %[1]q; test -e %[1]q", seal))
 		require.Equal(t, 0, p.ExitCode, out)
 		require.Contains(t, out, "Read-only file system")
 		require.Contains(t, out, "Device or resource busy")
 	}
 	h.stop(s)
-	require.Equal(t, 6, len(spec.Workspace.Seals()))
+	require.Equal(t, 8, len(spec.Workspace.Seals()))
 }
 
 func TestP9CommandCannotSeeReceiptsControlOrBinaries(t *testing.T) {
@@ -355,7 +358,7 @@ func TestACommandCantWriteTheRootFileSystem(t *testing.T) {
 	h := newHost(t)
 	spec := h.spec(1234, 0)
 	s := h.create(spec)
-	out, _ := h.attach(s, spec).run("for d in / /usr /usr/bin /etc /dev /opt /home; do touch $d/x 2>&1; done; :")
+	out, _ := h.attach(s, spec).run("for d in / /usr /usr/bin /etc /dev /home; do touch $d/x 2>&1; done; :")
 	require.NotEmpty(t, out)
 	for _, line := range strings.Split(out, "\n") {
 		require.Contains(t, line, "Read-only file system")
@@ -526,4 +529,28 @@ func TestAFileSystemWithoutIdmappedMountsIsUsedAsItsOwner(t *testing.T) {
 	var st unix.Stat_t
 	require.NoError(t, unix.Stat(filepath.Join(wt, "made"), &st))
 	require.Equal(t, uint32(1234), st.Uid)
+}
+
+func TestP11OtherWorktreesOfTheRepositoryAreOutOfReach(t *testing.T) {
+	h := newHost(t)
+	spec := h.spec(1234, 0)
+	common := filepath.Join(spec.Workspace.Worktree, ".git")
+	for _, m := range spec.Workspace.Mounts {
+		if m.Empty {
+			common = filepath.Dir(m.Target)
+		}
+	}
+	repo := filepath.Dir(common)
+	other := testkit.Worktree(t, 1234, repo, "other")
+	before := testkit.GitAs(t, 1234, other, "rev-parse", "--symbolic-full-name", "HEAD")
+	s := h.create(spec)
+	a := h.attach(s, spec)
+	out, p := a.run(fmt.Sprintf("ls %[1]s/worktrees; echo 'ref: refs/heads/evil' > %[1]s/worktrees/wt-other/HEAD; mkdir %[1]s/worktrees/x; mv %[1]s/worktrees %[1]s/w2; git worktree prune -v; git gc -q --prune=now; git status --porcelain", common))
+	require.Equal(t, 0, p.ExitCode, out)
+	require.NotContains(t, out, "Removing")
+	h.stop(s)
+	require.Equal(t, before, testkit.GitAs(t, 1234, other, "rev-parse", "--symbolic-full-name", "HEAD"))
+	testkit.GitAs(t, 1234, other, "status")
+	testkit.GitAs(t, 1234, other, "fsck")
+	require.NoDirExists(t, filepath.Join(common, "worktrees", "x"))
 }
