@@ -26,7 +26,9 @@ func TestP11ACommandWritesNowhereButInItsOwnPlaces(t *testing.T) {
 		require.True(t, inside, "%s is writable", path)
 	}
 	require.Contains(t, writable, "/home/sandbox\n", "the control case: what may be written is found")
+	// A masked file is /dev/null and takes anything.
 	res := s.exec(`for p in / /usr /usr/bin /etc /etc/passwd /etc/ld.so.cache /proc/sys/kernel/core_pattern /proc/sys/kernel/hostname /proc/sysrq-trigger /proc/sys/vm/drop_caches /sys/kernel/uevent_helper /lib /bin/bash /.sandbox /home /var /run; do
+  [ $p -ef /dev/null ] && continue
   { echo x > $p/x || echo x >> $p; } 2>/dev/null && echo "wrote $p"
   mv $p $p.x 2>/dev/null && echo "moved $p"
 done; true`, 0)
