@@ -51,7 +51,7 @@ func (a *Agent) CreateSession(ctx context.Context, r *sandboxv1.CreateSessionReq
 	}
 	err = s.do(ctx, func() error {
 		if _, err := s.provision(); err != nil {
-			return errors.Join(err, s.undo())
+			return alsoSay(err, s.undo(ctx))
 		}
 		return nil
 	})
@@ -135,6 +135,12 @@ func (a *Agent) makeSession(ctx context.Context, r *sandboxv1.CreateSessionReque
 	if err != nil {
 		return nil, workspaceError(err)
 	}
+	// As long as the session is not recorded, what was made for it belongs to nobody.
+	defer func() {
+		if err != nil {
+			err = alsoSay(err, workspace.Undo(ctx, ws))
+		}
+	}()
 	s := newSession(a, sessionRecord{
 		ID: r.GetSessionId(), RequestDigest: digest, OwnerEpoch: 1, State: Idle, CreatedAt: time.Now().UTC(),
 		Workspace: ws, GitLayout: w.GetGitLayout(), Runtime: r.GetRuntime(), Network: r.GetNetwork().GetMode(), Env: r.GetEnv(),
@@ -170,13 +176,35 @@ func notesOf(w config.Workspace, layout string) []string {
 	return notes
 }
 
-// undo forgets a session whose first sandbox could not be had, so that its caller can try again under the same id:
-// it never had a sandbox that anyone was told of. Without evidence it stays, UNCERTAIN.
-func (s *session) undo() error {
+// undo takes back a session whose first sandbox could not be had, so that its caller can try again under the same id: it
+// never had a sandbox that anyone was told of. Without evidence it stays, UNCERTAIN. The worktree and branch that were
+// made for it go too, unless a sandbox was ever ready there. They go first, while the worktree is still reserved.
+func (s *session) undo(ctx context.Context) error {
 	if s.state() != Idle {
 		return fmt.Errorf("session %s is kept, because its workspace is still reserved: retire or delete it later", s.id)
 	}
-	return s.forget()
+	s.mu.Lock()
+	ws, sb := s.rec.Workspace, s.rec.Sandbox
+	s.mu.Unlock()
+	var left error
+	if sb == nil || len(sb.Proof) == 0 {
+		left = workspace.Undo(ctx, ws)
+	}
+	if err := s.forget(); err != nil {
+		left = alsoSay(err, left)
+	}
+	return left
+}
+
+// alsoSay joins two errors in one sentence; either may be nil.
+func alsoSay(err, more error) error {
+	switch {
+	case more == nil:
+		return err
+	case err == nil:
+		return more
+	}
+	return fmt.Errorf("%w; %w", err, more)
 }
 
 // forget takes the session out of the journal and the agent's memory.

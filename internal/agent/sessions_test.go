@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+	"google.golang.org/protobuf/proto"
 
 	sandboxv1 "github.com/sandbox-agent/sandbox-agent/api/sandbox/v1"
 	"github.com/sandbox-agent/sandbox-agent/internal/config"
@@ -103,6 +104,13 @@ func TestP14WithoutASandboxThereIsNoSessionAndNothingIsRun(t *testing.T) {
 	_, err = n.agent.GetSession(n.ctx(), &sandboxv1.GetSessionRequest{SessionId: "none"})
 	require.ErrorIs(t, err, ErrNotFound)
 	require.Empty(t, n.agent.slots.taken)
+	require.NoDirExists(t, req.GetWorkspace().GetWorktree(), "what was made for it is taken back")
+	require.Equal(t, "main\n", testkit.GitAs(t, owner, repo, "for-each-ref", "--format=%(refname:short)", "refs/heads"))
+	other := proto.CloneOf(req)
+	other.SessionId = "another"
+	_, err = n.agent.CreateSession(n.ctx(), other)
+	require.ErrorIs(t, err, ErrUnavailable)
+	require.NotContains(t, err.Error(), "checked out", "nothing of the first try is in the way of the next")
 	_, n.agent.opts.Pid1 = testkit.Binaries(t)
 	_, err = n.agent.CreateSession(n.ctx(), req)
 	require.NoError(t, err, "once the cause is mended the same call works")
@@ -118,6 +126,33 @@ func TestP14WithoutASandboxThereIsNoSessionAndNothingIsRun(t *testing.T) {
 	r, err := n.agent.Exec(n.ctx(), exec)
 	require.NoError(t, err, "the id was not used up")
 	require.EqualValues(t, 0, r.GetExitCode())
+}
+
+func TestAFailedCreationTakesBackOnlyWhatItMade(t *testing.T) {
+	n := newNode(t)
+	n.agent.opts.Pid1 = filepath.Join(n.state, "no-pid1")
+	repo := testkit.Repo(t, owner)
+	adopted := testkit.Worktree(t, owner, repo, "adopted")
+	testkit.GitAs(t, owner, repo, "branch", "old")
+	create := func(w *sandboxv1.Workspace) {
+		w.Repository = repo
+		_, err := n.agent.CreateSession(n.ctx(), &sandboxv1.CreateSessionRequest{SessionId: "s", Workspace: w})
+		require.ErrorIs(t, err, ErrUnavailable)
+	}
+	create(&sandboxv1.Workspace{Worktree: adopted})
+	require.FileExists(t, filepath.Join(adopted, "README"))
+	create(&sandboxv1.Workspace{Worktree: filepath.Join(filepath.Dir(repo), "new"), Branch: "old"})
+	require.NoDirExists(t, filepath.Join(filepath.Dir(repo), "new"))
+	require.Equal(t, "adopted\nmain\nold\n", testkit.GitAs(t, owner, repo, "for-each-ref", "--format=%(refname:short)", "refs/heads"))
+}
+
+func TestAWorktreeInsideTheGitFolderIsRefusedBeforeItIsMade(t *testing.T) {
+	n := newNode(t)
+	repo := testkit.Repo(t, owner)
+	_, err := n.agent.CreateSession(n.ctx(), &sandboxv1.CreateSessionRequest{SessionId: "s", Workspace: &sandboxv1.Workspace{
+		Repository: repo, Worktree: filepath.Join(repo, ".git", "wt"), Branch: "b"}})
+	require.ErrorIs(t, err, ErrInvalid)
+	require.NoDirExists(t, filepath.Join(repo, ".git", "wt"))
 }
 
 func TestP16TheNumberOfSessionsIsBounded(t *testing.T) {

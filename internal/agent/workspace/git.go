@@ -35,6 +35,7 @@ var pinned = [][2]string{
 	{"gc.auto", "0"},
 	{"maintenance.auto", "false"},
 	{"core.useReplaceRefs", "false"},
+	{"advice.graftFileDeprecated", "false"}, // GIT_GRAFT_FILE switches grafts off, and Git advises against using them
 }
 
 // gitEnv is the whole environment of trusted Git; nothing of the agent's own comes in.
@@ -117,9 +118,16 @@ func (g git) run(ctx context.Context, args ...string) (string, error) {
 	case ctx.Err() != nil:
 		return "", fmt.Errorf("%w: git %s in %s took longer than %s or was cancelled: %w", ErrGit, args[0], g.dir, timeout, ctx.Err())
 	case err != nil:
-		return "", fmt.Errorf("%w: git %s in %s: %w: %s", ErrGit, args[0], g.dir, err, strings.TrimSpace(stderr.String()))
+		return "", fmt.Errorf("%w: git %s in %s: %w: %s", ErrGit, args[0], g.dir, err, withoutAdvice(stderr.String()))
 	case stdout.cut:
 		return "", fmt.Errorf("%w: git %s in %s printed more than %d bytes", ErrGit, args[0], g.dir, gitMaxOutput)
 	}
 	return stdout.String(), nil
+}
+
+// withoutAdvice is what Git printed, less its advice to switch off a check in a configuration that trusted Git does not
+// read.
+func withoutAdvice(stderr string) string {
+	said, _, _ := strings.Cut(stderr, "To add an exception for this directory")
+	return strings.TrimSpace(said)
 }

@@ -15,7 +15,7 @@ import (
 type Wanted struct {
 	Repository string
 	Worktree   string
-	// Branch and BaseRef matter only when the worktree does not exist.
+	// Branch and BaseRef say what to create; of a worktree that exists they must be true, or be empty.
 	Branch, BaseRef string
 	AllowRootOwned  bool
 }
@@ -31,9 +31,13 @@ type Workspace struct {
 	MetaDir   string `json:"metaDir"`
 	Owner     Owner  `json:"owner"`
 	Created   bool   `json:"created"`
+	// BranchStart is the commit at which Open made the branch; empty when the branch was there before. It is for Undo, by
+	// the caller that had Open create the worktree, and therefore not recorded.
+	BranchStart string `json:"-"`
 }
 
-// Open checks the repository, then adopts the worktree or creates it.
+// Open checks the repository, then adopts the worktree or creates it. After an error nothing that it made is left, or
+// the error says what is. It fails with ErrRefused, where the caller must change something, and ErrGit.
 func Open(ctx context.Context, w Wanted) (Workspace, error) {
 	common, owner, err := baseClone(w.Repository)
 	if err != nil {
@@ -48,15 +52,44 @@ func Open(ctx context.Context, w Wanted) (Workspace, error) {
 	}
 	ws := Workspace{Repository: w.Repository, Worktree: w.Worktree, CommonDir: common, Owner: owner, BaseRef: w.BaseRef}
 	_, err = statDir("worktree", w.Worktree)
-	if errors.Is(err, os.ErrNotExist) {
-		if err := create(ctx, base, w); err != nil {
-			return Workspace{}, err
-		}
-		ws.Created = true
-	} else if err != nil {
+	switch {
+	case errors.Is(err, os.ErrNotExist):
+		return create(ctx, base, ws, w)
+	case err != nil:
 		return Workspace{}, err
 	}
-	return adopt(ctx, base, ws, w.AllowRootOwned)
+	if ws, err = adopt(ctx, base, ws, w.AllowRootOwned); err != nil {
+		return Workspace{}, err
+	}
+	return ws, checkAdopted(ctx, base, ws, w)
+}
+
+// checkAdopted refuses wishes that an existing worktree does not fulfil, rather than to ignore them.
+func checkAdopted(ctx context.Context, base git, ws Workspace, w Wanted) error {
+	on := "on branch " + ws.Branch
+	if ws.Branch == "" {
+		on = "on no branch (its HEAD is detached)"
+	}
+	if w.Branch != "" && w.Branch != ws.Branch {
+		return fmt.Errorf("%w: worktree %s exists and is %s, not on %q: leave the branch out to take it as it is, or name a worktree that does not exist",
+			ErrRefused, w.Worktree, on, w.Branch)
+	}
+	if w.BaseRef == "" {
+		return nil
+	}
+	if strings.HasPrefix(w.BaseRef, "-") {
+		return fmt.Errorf("%w: base_ref %q begins with a dash", ErrRefused, w.BaseRef)
+	}
+	id, err := base.commit(ctx, w.BaseRef)
+	if err != nil {
+		return err
+	}
+	in := git{dir: ws.Worktree, owner: ws.Owner}
+	if _, err := in.run(ctx, "merge-base", "--is-ancestor", id, "HEAD"); err != nil {
+		return fmt.Errorf("%w: worktree %s exists and is %s, which does not come from base_ref %q: leave base_ref out to take it as it is, or name a worktree that does not exist",
+			ErrRefused, w.Worktree, on, w.BaseRef)
+	}
+	return nil
 }
 
 // MakeRoot makes a workspace root that does not exist, for root alone to write: worktrees in it are given to their
@@ -110,68 +143,107 @@ func checkOwner(what, path string, o Owner, allowRoot bool) error {
 	return nil
 }
 
-// create makes the worktree. Its folder is made first, by descriptor and for the owner, so that Git, which runs as
-// that owner, needs no right in the folder above.
-func create(ctx context.Context, base git, w Wanted) error {
-	args, err := addArgs(ctx, base, w)
-	if err != nil {
-		return err
+// create makes the branch, if it is new, and the worktree. The worktree's folder is made first, by descriptor and for the
+// owner, so that Git, which runs as that owner, needs no right in the folder above.
+func create(ctx context.Context, base git, ws Workspace, w Wanted) (Workspace, error) {
+	if w.Worktree == ws.CommonDir || strings.HasPrefix(w.Worktree, ws.CommonDir+"/") {
+		return Workspace{}, fmt.Errorf("%w: worktree %s would lie inside the repository's Git folder %s: name a path outside of it",
+			ErrRefused, w.Worktree, ws.CommonDir)
+	}
+	if err := checkBranch(ctx, base, w); err != nil {
+		return Workspace{}, err
+	}
+	ws.Branch = w.Branch
+	var err error
+	if ws.BranchStart, err = makeBranch(ctx, base, w); err != nil {
+		return Workspace{}, err
 	}
 	made, err := makeFor(w.Worktree, base.owner)
+	ws.Created = made
+	if err == nil {
+		checkout := base
+		checkout.timeout = checkoutTimeout
+		if _, err = checkout.run(ctx, "worktree", "add", "--quiet", "--", w.Worktree, w.Branch); err != nil {
+			err = fmt.Errorf("%w: creating worktree %s of %s: %w", ErrRefused, w.Worktree, w.Repository, err)
+		}
+	}
+	out := ws
+	if err == nil {
+		out, err = adopt(ctx, base, ws, w.AllowRootOwned)
+	}
+	if err == nil {
+		return out, nil
+	}
+	if left := Undo(ctx, ws); left != nil {
+		err = fmt.Errorf("%w; %w", err, left)
+	}
+	return Workspace{}, err
+}
+
+// checkBranch refuses a branch that can't be what the new worktree is on.
+func checkBranch(ctx context.Context, base git, w Wanted) error {
+	if w.Branch == "" {
+		return fmt.Errorf("%w: worktree %s does not exist and no branch is named: name workspace.branch to have it created", ErrRefused, w.Worktree)
+	}
+	if strings.HasPrefix(w.Branch, "-") || strings.HasPrefix(w.BaseRef, "-") {
+		return fmt.Errorf("%w: branch %q or base_ref %q begins with a dash", ErrRefused, w.Branch, w.BaseRef)
+	}
+	if _, err := base.run(ctx, "check-ref-format", "--branch", w.Branch); err != nil {
+		return fmt.Errorf("%w: %q is no valid branch name (git help check-ref-format)", ErrRefused, w.Branch)
+	}
+	list, err := base.run(ctx, "worktree", "list", "--porcelain", "-z")
 	if err != nil {
 		return err
 	}
-	checkout := base
-	checkout.timeout = checkoutTimeout
-	if _, err := checkout.run(ctx, args...); err != nil {
-		if made {
-			err = errors.Join(err, uncreate(ctx, base, w.Worktree))
+	for _, x := range parseWorktrees(list) {
+		if x.branch != w.Branch {
+			continue
 		}
-		return fmt.Errorf("%w: creating worktree %s of %s: %w", ErrRefused, w.Worktree, w.Repository, err)
+		remedy := fmt.Sprintf("choose another branch (--branch), or adopt that worktree (--worktree %s)", x.path)
+		switch {
+		case x.gone:
+			remedy = fmt.Sprintf("that folder is gone; git -C %s worktree prune forgets it", w.Repository)
+		case x.path == w.Repository:
+			remedy = "that is the base clone itself; choose another branch (--branch)"
+		}
+		return fmt.Errorf("%w: branch %q is checked out in %s already: %s", ErrRefused, w.Branch, x.path, remedy)
 	}
 	return nil
 }
 
-// uncreate takes a half-made worktree away: a later call would adopt it as if it were whole. The branch stays, since by
-// now somebody else may use it.
-func uncreate(ctx context.Context, base git, worktree string) error {
-	// Its failure only says that Git had not begun; what counts is whether the folder goes.
-	_, gitErr := base.run(context.WithoutCancel(ctx), "worktree", "remove", "--force", "--", worktree)
-	if err := removeMade(worktree); err != nil {
-		return errors.Join(gitErr, err)
-	}
-	if _, err := statDir("worktree", worktree); !errors.Is(err, os.ErrNotExist) {
-		return fmt.Errorf("the half-made worktree %s is still there: remove it (git worktree remove --force): %w", worktree, errors.Join(gitErr, err))
-	}
-	return nil
-}
-
-func addArgs(ctx context.Context, base git, w Wanted) ([]string, error) {
-	if w.Branch == "" {
-		return nil, fmt.Errorf("%w: worktree %s does not exist and no branch is named: name workspace.branch to have it created", ErrRefused, w.Worktree)
-	}
-	if strings.HasPrefix(w.Branch, "-") || strings.HasPrefix(w.BaseRef, "-") {
-		return nil, fmt.Errorf("%w: branch %q or base_ref %q begins with a dash", ErrRefused, w.Branch, w.BaseRef)
-	}
-	if _, err := base.run(ctx, "check-ref-format", "--branch", w.Branch); err != nil {
-		return nil, fmt.Errorf("%w: %q is no valid branch name (git help check-ref-format)", ErrRefused, w.Branch)
-	}
-	if _, err := base.run(ctx, "rev-parse", "--verify", "--quiet", "refs/heads/"+w.Branch); err == nil {
+// makeBranch makes the branch if it does not exist, and gives the commit at which it did. Git's update-ref creates it or
+// fails, in one step, so that Undo never takes a branch away that somebody else made.
+func makeBranch(ctx context.Context, base git, w Wanted) (start string, err error) {
+	ref := "refs/heads/" + w.Branch
+	if _, err := base.run(ctx, "rev-parse", "--verify", "--quiet", ref); err == nil {
 		if w.BaseRef != "" {
-			return nil, fmt.Errorf("%w: branch %q exists already in %s: leave base_ref empty to continue on it, or name another branch",
+			return "", fmt.Errorf("%w: branch %q exists already in %s: leave base_ref empty to continue on it, or name another branch",
 				ErrRefused, w.Branch, w.Repository)
 		}
-		return []string{"worktree", "add", "--quiet", "--", w.Worktree, w.Branch}, nil
+		return "", nil
 	}
-	ref := w.BaseRef
-	if ref == "" {
-		ref = "HEAD"
+	from := w.BaseRef
+	if from == "" {
+		from = "HEAD"
 	}
-	id, err := base.run(ctx, "rev-parse", "--verify", "--quiet", ref+"^{commit}")
+	id, err := base.commit(ctx, from)
 	if err != nil {
-		return nil, fmt.Errorf("%w: base_ref %q names no commit in %s", ErrRefused, ref, w.Repository)
+		return "", err
 	}
-	return []string{"worktree", "add", "--quiet", "-b", w.Branch, "--", w.Worktree, strings.TrimSpace(id)}, nil
+	// The empty old value: the reference must not exist (git-update-ref(1)).
+	if _, err := base.run(ctx, "update-ref", "-m", "branch: Created from "+from, ref, id, ""); err != nil {
+		return "", fmt.Errorf("%w: creating branch %q in %s: %w", ErrRefused, w.Branch, w.Repository, err)
+	}
+	return id, nil
+}
+
+// commit is the id of the commit that a caller's name stands for.
+func (g git) commit(ctx context.Context, ref string) (string, error) {
+	id, err := g.run(ctx, "rev-parse", "--verify", "--quiet", ref+"^{commit}")
+	if err != nil {
+		return "", fmt.Errorf("%w: base_ref %q names no commit in %s", ErrRefused, ref, g.dir)
+	}
+	return strings.TrimSpace(id), nil
 }
 
 // adopt proves, by Git's own words from both sides, that the worktree is a linked worktree of the repository.
@@ -180,6 +252,18 @@ func adopt(ctx context.Context, base git, ws Workspace, allowRoot bool) (Workspa
 	if err != nil {
 		return Workspace{}, err
 	}
+	notLinked := func(why string) error {
+		return fmt.Errorf("%w: %s is not a linked worktree of %s (%s): name a path that does not exist and a branch to have one created, or make it with git worktree add",
+			ErrRefused, ws.Worktree, ws.Repository, why)
+	}
+	// Before anything is said of owners: whoever named another repository's worktree must not be told to chown it.
+	meta, err := readPointer(ws.Worktree, owner)
+	if err != nil {
+		return Workspace{}, notLinked(err.Error())
+	}
+	if filepath.Dir(meta) != filepath.Join(ws.CommonDir, "worktrees") {
+		return Workspace{}, notLinked(whose(meta))
+	}
 	if err := checkOwner("worktree", ws.Worktree, owner, allowRoot); err != nil {
 		return Workspace{}, err
 	}
@@ -187,15 +271,13 @@ func adopt(ctx context.Context, base git, ws Workspace, allowRoot bool) (Workspa
 		return Workspace{}, fmt.Errorf("%w: worktree %s belongs to %s, its repository %s to %s: both must have one owner (chown -R)",
 			ErrRefused, ws.Worktree, owner, ws.Repository, base.owner)
 	}
+	if metaOwner, err := statDir("the worktree's Git folder", meta); err != nil {
+		return Workspace{}, err
+	} else if metaOwner.UID != owner.UID {
+		return Workspace{}, fmt.Errorf("%w: worktree %s belongs to %s, its Git folder %s to %s: give both to one owner (chown -R)",
+			ErrRefused, ws.Worktree, owner, meta, metaOwner)
+	}
 	ws.Owner = owner
-	notLinked := func(why string) error {
-		return fmt.Errorf("%w: %s is not a linked worktree of %s (%s): name a path that does not exist and a branch to have one created, or make it with git worktree add",
-			ErrRefused, ws.Worktree, ws.Repository, why)
-	}
-	var st unix.Stat_t
-	if err := unix.Lstat(filepath.Join(ws.Worktree, ".git"), &st); err != nil || st.Mode&unix.S_IFMT != unix.S_IFREG {
-		return Workspace{}, notLinked("its .git is not a file")
-	}
 	in := git{dir: ws.Worktree, owner: owner}
 	out, err := in.run(ctx, "rev-parse", "--path-format=absolute", "--git-common-dir", "--git-dir", "--show-toplevel")
 	if err != nil {
@@ -219,27 +301,42 @@ func adopt(ctx context.Context, base git, ws Workspace, allowRoot bool) (Workspa
 	if err != nil {
 		return Workspace{}, err
 	}
-	branch, ok := listedBranch(list, ws.Worktree)
-	if !ok {
-		return Workspace{}, notLinked("git worktree list does not name it")
-	}
-	ws.Branch = branch
-	return ws, nil
-}
-
-// listedBranch finds a worktree in the output of "git worktree list --porcelain -z" and gives its branch, "" when
-// HEAD is detached. Records end with an empty field.
-func listedBranch(list, worktree string) (branch string, found bool) {
-	here := false
-	for _, field := range strings.Split(list, "\x00") {
-		if path, ok := strings.CutPrefix(field, "worktree "); ok {
-			here = path == worktree
-			found = found || here
-		} else if ref, ok := strings.CutPrefix(field, "branch "); ok && here {
-			branch = strings.TrimPrefix(ref, "refs/heads/")
+	for _, x := range parseWorktrees(list) {
+		if x.path == ws.Worktree {
+			ws.Branch = x.branch
+			return ws, nil
 		}
 	}
-	return branch, found
+	return Workspace{}, notLinked("git worktree list does not name it")
+}
+
+// listed is one worktree as Git lists it.
+type listed struct {
+	path   string
+	branch string // empty when HEAD is detached
+	gone   bool   // its folder is
+}
+
+// parseWorktrees reads the output of "git worktree list --porcelain -z". Each record begins with its path.
+func parseWorktrees(list string) []listed {
+	var out []listed
+	for _, field := range strings.Split(list, "\x00") {
+		if path, ok := strings.CutPrefix(field, "worktree "); ok {
+			out = append(out, listed{path: path})
+			continue
+		}
+		if len(out) == 0 {
+			continue
+		}
+		last := &out[len(out)-1]
+		if ref, ok := strings.CutPrefix(field, "branch "); ok {
+			last.branch = strings.TrimPrefix(ref, "refs/heads/")
+		}
+		if strings.HasPrefix(field, "prunable") {
+			last.gone = true
+		}
+	}
+	return out
 }
 
 // Recheck looks at a workspace again before a new sandbox is made of it: still there, no link in its path, the same

@@ -1,0 +1,58 @@
+package workspace
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+)
+
+// Undo takes away what Open made for ws: the worktree, with all that is in it, and the branch, if Open made that too and
+// it still points at its start. What Open found it leaves alone. No sandbox may ever have been ready on ws: a command
+// could have left work in it. The error says what is left and how to remove it.
+func Undo(ctx context.Context, ws Workspace) error {
+	// Whatever ended the caller must not end this; Git's own time limit does.
+	ctx = context.WithoutCancel(ctx)
+	owner, err := statDir("repository", ws.Repository)
+	base := git{dir: ws.Repository, owner: owner, env: []string{"GIT_DIR=" + ws.CommonDir}}
+	if ws.Created {
+		if err == nil {
+			err = removeWorktree(ctx, base, ws.Worktree)
+		}
+		if err != nil {
+			return fmt.Errorf("left are the new worktree %s and its branch %q: remove them (git -C %s worktree remove --force %s; git branch -d): %w",
+				ws.Worktree, ws.Branch, ws.Repository, ws.Worktree, err)
+		}
+	}
+	if ws.BranchStart == "" {
+		return nil
+	}
+	if err == nil {
+		// Only from its start: a branch that has moved since holds somebody's work.
+		_, err = base.run(ctx, "update-ref", "-d", "refs/heads/"+ws.Branch, ws.BranchStart)
+	}
+	if err != nil {
+		return fmt.Errorf("left is the new branch %q: remove it (git -C %s branch -d %s): %w", ws.Branch, ws.Repository, ws.Branch, err)
+	}
+	return nil
+}
+
+func removeWorktree(ctx context.Context, base git, worktree string) error {
+	// Its failure may only say that Git had not begun; what counts is whether folder and entry go.
+	_, gitErr := base.run(ctx, "worktree", "remove", "--force", "--", worktree)
+	if err := removeMade(worktree); err != nil {
+		return errors.Join(gitErr, err)
+	}
+	if _, err := statDir("worktree", worktree); !errors.Is(err, os.ErrNotExist) {
+		return errors.Join(gitErr, err)
+	}
+	list, err := base.run(ctx, "worktree", "list", "--porcelain", "-z")
+	if err != nil {
+		return errors.Join(gitErr, err)
+	}
+	if strings.Contains(list+"\x00", "worktree "+worktree+"\x00") {
+		return fmt.Errorf("git still lists it: %w", gitErr)
+	}
+	return nil
+}
