@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"fmt"
 	"io"
 	"net"
 	"net/http"
@@ -11,6 +12,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -269,23 +271,25 @@ func TestTheDemo(t *testing.T) {
 	}
 }
 
-func TestTheDemoCleansUpOnCtrlC(t *testing.T) {
-	needSandboxes(t)
-	testkit.Leaks(t)
-	repo := testkit.Repo(t, ownerUID)
-	before := testkit.GitAs(t, ownerUID, repo, "for-each-ref")
+// demoAt runs the demo until it has printed mark, does something to it, and gives all that it printed.
+func demoAt(t *testing.T, repo, mark string, do func(*exec.Cmd)) string {
+	t.Helper()
 	cmd := exec.Command(filepath.Join(programs(t), "sandbox-agent"), "demo", "--repo", repo)
-	stdout, err := cmd.StdoutPipe()
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // as a shell or timeout(1) starts it
+	r, w, err := os.Pipe()
 	require.NoError(t, err)
+	defer r.Close()
+	cmd.Stdout, cmd.Stderr = w, w
 	require.NoError(t, cmd.Start())
+	w.Close()
 	var out []byte
 	buf := make([]byte, 4096)
-	for interrupted := false; ; {
-		n, err := stdout.Read(buf)
+	for done := false; ; {
+		n, err := r.Read(buf)
 		out = append(out, buf[:n]...)
-		if !interrupted && bytes.Contains(out, []byte("Three generations")) {
-			interrupted = true // its command is about to run, or running
-			require.NoError(t, cmd.Process.Signal(os.Interrupt))
+		if !done && bytes.Contains(out, []byte(mark)) {
+			done = true
+			do(cmd)
 		}
 		if err != nil {
 			break
@@ -293,9 +297,100 @@ func TestTheDemoCleansUpOnCtrlC(t *testing.T) {
 	}
 	require.Error(t, cmd.Wait())
 	require.NotContains(t, string(out), "What next")
-	require.Contains(t, string(out), "the sandbox is gone, on evidence")
+	return string(out)
+}
+
+func TestTheDemoCleansUpOnCtrlC(t *testing.T) {
+	needSandboxes(t)
+	for name, interrupt := range map[string]func(*testing.T, *exec.Cmd){
+		"once": func(t *testing.T, cmd *exec.Cmd) { require.NoError(t, cmd.Process.Signal(os.Interrupt)) },
+		"pressed again at once": func(t *testing.T, cmd *exec.Cmd) {
+			require.NoError(t, cmd.Process.Signal(os.Interrupt))
+			require.NoError(t, cmd.Process.Signal(syscall.SIGTERM)) // another signal, so that the kernel can't merge the two
+		},
+		"as timeout(1) does, to the process and to its group": func(t *testing.T, cmd *exec.Cmd) {
+			require.NoError(t, cmd.Process.Signal(syscall.SIGTERM))
+			require.NoError(t, syscall.Kill(-cmd.Process.Pid, syscall.SIGINT))
+			require.NoError(t, syscall.Kill(-cmd.Process.Pid, syscall.SIGHUP))
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			testkit.Leaks(t)
+			repo := testkit.Repo(t, ownerUID)
+			before := testkit.GitAs(t, ownerUID, repo, "for-each-ref")
+			// Its command is about to run, or running.
+			out := demoAt(t, repo, "Three generations", func(cmd *exec.Cmd) { interrupt(t, cmd) })
+			require.Contains(t, out, "the sandbox is gone, on evidence")
+			require.Equal(t, name != "once", strings.Contains(out, "cleaning up; again after 5 seconds to leave it all behind"))
+			require.Equal(t, before, testkit.GitAs(t, ownerUID, repo, "for-each-ref"))
+			require.NoDirExists(t, demoFolder(t, []byte(out)))
+		})
+	}
+}
+
+func TestTheDemoCleansUpWhenNobodyReadsItsOutputAnyMore(t *testing.T) {
+	needSandboxes(t)
+	testkit.Leaks(t)
+	repo := testkit.Repo(t, ownerUID)
+	before := testkit.GitAs(t, ownerUID, repo, "for-each-ref")
+	script := `"$1" demo --repo "$2" | head -n 12`
+	out, err := exec.Command("bash", "-c", script, "bash", filepath.Join(programs(t), "sandbox-agent"), repo).CombinedOutput()
+	require.NoError(t, err, string(out))
 	require.Equal(t, before, testkit.GitAs(t, ownerUID, repo, "for-each-ref"))
 	require.NoDirExists(t, demoFolder(t, out))
+}
+
+func TestADemoThatIsKilledTakesItsAgentAndItsSandboxAlong(t *testing.T) {
+	needSandboxes(t)
+	testkit.Leaks(t) // the sandbox's processes, mounts and cgroups among them
+	var agent int
+	var dir string
+	out := demoAt(t, testkit.Repo(t, ownerUID), "Three generations", func(cmd *exec.Cmd) {
+		agent = childOf(t, cmd.Process.Pid)
+		require.NoError(t, cmd.Process.Kill())
+	})
+	dir = demoFolder(t, []byte(out))
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	require.Eventually(t, func() bool { return !alive(agent) }, time.Minute, 20*time.Millisecond, "agent %d lives on", agent)
+	log, err := os.ReadFile(filepath.Join(dir, "agent.log"))
+	require.NoError(t, err)
+	require.Contains(t, string(log), "standard input ended")
+	require.NoFileExists(t, filepath.Join(dir, "run", "exec.sock"))
+	require.NotContains(t, string(log), "left behind")
+}
+
+// childOf is the one child of a process that runs "serve".
+func childOf(t *testing.T, parent int) int {
+	t.Helper()
+	out, err := exec.Command("pgrep", "-P", strconv.Itoa(parent), "-f", "serve").Output()
+	require.NoError(t, err)
+	pid, err := strconv.Atoi(strings.TrimSpace(string(out)))
+	require.NoError(t, err, string(out))
+	return pid
+}
+
+// alive says whether a process runs; one that nobody waited for has ended too.
+func alive(pid int) bool {
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return false
+	}
+	_, after, _ := bytes.Cut(b, []byte(") "))
+	return !bytes.HasPrefix(after, []byte("Z"))
+}
+
+func TestTimeoutStopsServeInOrder(t *testing.T) {
+	needSandboxes(t)
+	testkit.Leaks(t)
+	a := startAgent(t, testkit.Repo(t, ownerUID))
+	require.NoError(t, a.cmd.Process.Signal(syscall.SIGTERM))
+	// timeout(1)'s second one; another signal, so that the kernel can't merge the two.
+	require.Zero(t, a.stop(syscall.SIGINT))
+	require.NoFileExists(t, a.socket)
+	log, err := os.ReadFile(a.log)
+	require.NoError(t, err)
+	require.Contains(t, string(log), `"msg":"stopped; sandboxes go on"`)
+	a.start()
 }
 
 func demoFolder(t *testing.T, out []byte) string {

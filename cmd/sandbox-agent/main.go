@@ -6,6 +6,7 @@ import (
 	"os"
 
 	"github.com/sandbox-agent/sandbox-agent/internal/cli"
+	"github.com/sandbox-agent/sandbox-agent/internal/cli/interrupt"
 	"github.com/sandbox-agent/sandbox-agent/internal/runtime/embedded"
 )
 
@@ -16,7 +17,7 @@ func main() {
 	// goroutine costs a switch of threads: the work is done on another one.
 	code := make(chan int)
 	go func() {
-		ctx, stop := cli.WithSignals(context.Background())
+		ctx, stop := interrupt.Catch(context.Background(), os.Stderr)
 		defer stop()
 		code <- cli.Run(ctx, os.Args, os.Stdout, os.Stderr)
 	}()

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/signal"
+	"syscall"
 
 	"github.com/urfave/cli/v3"
 
@@ -37,6 +39,9 @@ func runDemo(ctx context.Context, c *cli.Command) error {
 	if err != nil {
 		return fmt.Errorf("finding this program: %w", err)
 	}
+	// A reader that goes ("make demo | head") must not end the demo before it has cleaned up: the write fails, that's all.
+	// Caught and not ignored, because what is ignored stays so in every child.
+	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
 	out := c.Root().Writer
 	f, isFile := out.(*os.File)
 	return demo.Run(ctx, demo.Options{

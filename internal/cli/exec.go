@@ -15,6 +15,7 @@ import (
 
 	sandboxv1 "github.com/sandbox-agent/sandbox-agent/api/sandbox/v1"
 	"github.com/sandbox-agent/sandbox-agent/internal/cli/client"
+	"github.com/sandbox-agent/sandbox-agent/internal/cli/interrupt"
 )
 
 func execCommand() *cli.Command {
@@ -241,12 +242,12 @@ func (x *execCall) chunk(o *sandboxv1.OutputChunk) error {
 // interrupted: the person's Ctrl-C cancels, any other signal leaves the command to go on.
 func (x *execCall) interrupted(ctx context.Context) (*sandboxv1.ExecResult, error) {
 	goesOn := fmt.Sprintf("the command may go on; ask for its result with --exec-id %s and the same command", x.req.ExecId)
-	sig, _ := interruptedBy(ctx)
+	sig, _ := interrupt.By(ctx)
 	if sig != syscall.SIGINT {
 		return nil, withCode(ExitUncertain, fmt.Errorf("exec %s: %w: %s", x.req.ExecId, context.Cause(ctx), goesOn))
 	}
 	fmt.Fprintf(x.stderr, "\n%s: cancelling exec %s (Ctrl-C again: leave it)\n", program, x.req.ExecId)
-	cctx, stop := WithSignals(context.WithoutCancel(ctx))
+	cctx, stop := interrupt.Catch(context.WithoutCancel(ctx), x.stderr)
 	defer stop()
 	res, err := x.client.Execs.CancelExec(cctx, &sandboxv1.CancelExecRequest{
 		SessionId: x.req.SessionId, OwnerEpoch: x.req.OwnerEpoch, ExecId: x.req.ExecId,

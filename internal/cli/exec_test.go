@@ -21,6 +21,7 @@ import (
 
 	sandboxv1 "github.com/sandbox-agent/sandbox-agent/api/sandbox/v1"
 	"github.com/sandbox-agent/sandbox-agent/api/sandbox/v1/sandboxv1connect"
+	"github.com/sandbox-agent/sandbox-agent/internal/cli/interrupt"
 )
 
 // scripted is the other end of the socket: each call of StreamExec or Exec takes the next step. It stands for an
@@ -258,7 +259,7 @@ func TestCtrlCCancelsAndAnyOtherSignalLeavesTheCommandRunning(t *testing.T) {
 		s, socket := serveScript(t, step{chunks: []*sandboxv1.OutputChunk{outChunk(0, "x")}, hang: true})
 		ctx, cancel := context.WithCancelCause(t.Context())
 		w := writerFunc(func(b []byte) (int, error) {
-			cancel(interrupted{sig}) // the command has begun
+			cancel(interrupt.Cause{Signal: sig}) // the command has begun
 			return len(b), nil
 		})
 		var stderr bytes.Buffer

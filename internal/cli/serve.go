@@ -14,7 +14,9 @@ import (
 	"github.com/urfave/cli/v3"
 	"golang.org/x/sys/unix"
 
+	sandboxv1 "github.com/sandbox-agent/sandbox-agent/api/sandbox/v1"
 	"github.com/sandbox-agent/sandbox-agent/internal/agent"
+	"github.com/sandbox-agent/sandbox-agent/internal/cli/interrupt"
 	"github.com/sandbox-agent/sandbox-agent/internal/config"
 	"github.com/sandbox-agent/sandbox-agent/internal/rpc"
 	"github.com/sandbox-agent/sandbox-agent/internal/runtime"
@@ -35,6 +37,7 @@ func serveCommand() *cli.Command {
 			&cli.StringSliceFlag{Name: "workspace-root", Usage: "a `FOLDER` that repositories and worktrees may lie under; can be given again, and replaces the configured list"},
 			libexecFlag(),
 			&cli.StringFlag{Name: "log-level", Usage: "debug, info, warn or error (default: info)"},
+			&cli.BoolFlag{Name: stdinFlag, Hidden: true, Usage: "when standard input ends, delete all sessions and stop: for a parent that may be killed"},
 		},
 		Action: runServe,
 	}
@@ -67,6 +70,18 @@ func runServe(ctx context.Context, c *cli.Command) error {
 	if err != nil {
 		return err
 	}
+	interrupt.Describe(ctx, interrupt.CleanUp{
+		Say: func(line string) { log.Warn(line) },
+		Left: func() []string {
+			return []string{"left behind: the socket " + cfg.Socket.Path + "; the next start replaces it"}
+		},
+	})
+	if c.Bool(stdinFlag) {
+		var cancel context.CancelCauseFunc
+		ctx, cancel = context.WithCancelCause(ctx)
+		defer cancel(nil)
+		go func() { cancel(endWithStdin(ctx, os.Stdin, a, log)) }()
+	}
 	err = rpc.Serve(ctx, rpc.Options{
 		Agent: a, Socket: cfg.Socket, Log: log,
 		Ready: func() {
@@ -74,10 +89,52 @@ func runServe(ctx context.Context, c *cli.Command) error {
 				"workspace_roots", cfg.Workspace.Roots, "took", time.Since(began).Round(time.Millisecond).String())
 		},
 	})
-	if sig, ok := interruptedBy(ctx); ok && err == nil {
-		log.Info("stopped; sandboxes go on", "signal", sig.String())
+	if err = errors.Join(err, a.Close()); err != nil {
+		return err
 	}
-	return errors.Join(err, a.Close())
+	if sig, ok := interrupt.By(ctx); ok {
+		log.Info("stopped; sandboxes go on", "signal", sig.String())
+	} else {
+		log.Info("stopped", "reason", context.Cause(ctx).Error())
+	}
+	return nil
+}
+
+// stdinFlag ties the agent's life to its parent's: the read end of a pipe ends with the process that holds the other,
+// however that one dies. PR_SET_PDEATHSIG would not do: it follows the parent's *thread* (prctl(2)), and Go ends
+// threads as it likes.
+const stdinFlag = "until-stdin-ends"
+
+// orphanWait bounds how long an agent without its parent tries to stop its sandboxes.
+const orphanWait = time.Minute
+
+var errStdinEnded = errors.New("standard input ended")
+
+// endWithStdin waits for the end of stdin and then deletes all sessions: nobody is left to do it.
+func endWithStdin(ctx context.Context, stdin io.Reader, a *agent.Agent, log *slog.Logger) error {
+	_, err := io.Copy(io.Discard, stdin)
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	log.Warn("standard input ended: deleting all sessions, then stopping", "error", err)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), orphanWait)
+	defer cancel()
+	for token := ""; ; {
+		page, next, err := a.ListSessions(ctx, &sandboxv1.ListSessionsRequest{PageToken: token})
+		if err != nil {
+			log.Error("listing the sessions to delete", "error", err)
+			break
+		}
+		for _, s := range page {
+			if _, err := a.DeleteSession(ctx, &sandboxv1.DeleteSessionRequest{SessionId: s.GetSessionId()}); err != nil {
+				log.Error("a sandbox may be left behind", "session", s.GetSessionId(), "error", err)
+			}
+		}
+		if token = next; token == "" {
+			break
+		}
+	}
+	return errStdinEnded
 }
 
 // serveConfig is the file's settings with the flags' over them.

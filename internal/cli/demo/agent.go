@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -75,6 +76,8 @@ type agentProcess struct {
 	client *client.Client
 	ended  chan struct{}
 	err    error // why it ended; valid once ended is closed
+	// leash is the agent's standard input: it ends with the demo, however the demo dies, and the agent with it.
+	leash io.Closer
 }
 
 // startAgent starts the agent and waits until it answers.
@@ -85,7 +88,7 @@ func startAgent(ctx context.Context, o Options, p *place, repo *repository) (*ag
 	}
 	defer log.Close()
 	args := []string{
-		"serve", "--config", p.config, "--state-dir", p.state, "--socket", p.socket,
+		"serve", "--until-stdin-ends", "--config", p.config, "--state-dir", p.state, "--socket", p.socket,
 		"--workspace-root", p.work, "--workspace-root", filepath.Dir(repo.path),
 	}
 	if o.LibexecDir != "" {
@@ -95,6 +98,9 @@ func startAgent(ctx context.Context, o Options, p *place, repo *repository) (*ag
 	a := &agentProcess{cmd: exec.Command(o.Program, args...), client: client.New(p.socket), ended: make(chan struct{})} //nolint:forbidigo // stop ends it
 	a.cmd.Stdout, a.cmd.Stderr = log, log
 	a.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // Ctrl-C is for the demo, not for the agent
+	if a.leash, err = a.cmd.StdinPipe(); err != nil {
+		return nil, fmt.Errorf("starting the agent: %w", err)
+	}
 	if err := a.cmd.Start(); err != nil {
 		return nil, fmt.Errorf("starting the agent %s: %w", o.Program, err)
 	}

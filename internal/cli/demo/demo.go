@@ -17,6 +17,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	sandboxv1 "github.com/sandbox-agent/sandbox-agent/api/sandbox/v1"
+	"github.com/sandbox-agent/sandbox-agent/internal/cli/interrupt"
 	"github.com/sandbox-agent/sandbox-agent/pkg/receipt/verify"
 )
 
@@ -68,6 +69,7 @@ func Run(ctx context.Context, o Options) (err error) {
 		return err
 	}
 	t.worktree = filepath.Join(t.place.work, t.id)
+	interrupt.Describe(ctx, interrupt.CleanUp{Left: t.left()})
 	// The clean-up goes on after Ctrl-C.
 	defer func() { err = errors.Join(err, t.cleanUp(context.WithoutCancel(ctx))) }()
 
@@ -207,6 +209,25 @@ func (t *tour) endSession(ctx context.Context) error {
 		return fmt.Errorf("%d processes of the session are still alive", n)
 	}
 	return nil
+}
+
+// left says what somebody leaves behind who doesn't wait for the clean-up, and how to remove it. It is called while
+// the demo runs, so it looks at nothing that changes.
+func (t *tour) left() func() []string {
+	dir, worktree, branch := t.place.dir, t.worktree, t.branch
+	git := "git -C " + t.repo.path
+	if t.repo.uid != 0 { // Git refuses root in somebody else's clone
+		git = fmt.Sprintf("setpriv --reuid %d --regid %d --clear-groups %s", t.repo.uid, t.repo.gid, git)
+	}
+	return func() []string {
+		return []string{
+			"left behind, if the clean-up had not come to it; each line removes one thing:",
+			"  " + git + " worktree remove --force --force " + worktree,
+			"  " + git + " branch -D " + branch,
+			"  rm -rf " + dir,
+			"The demo's agent stops the sandbox and ends by itself; its log is " + filepath.Join(dir, "agent.log") + ".",
+		}
+	}
 }
 
 // verdict is the last word.
