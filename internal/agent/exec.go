@@ -332,7 +332,7 @@ func (s *session) resolve(e *execution) verdict {
 		case ExBad:
 			return verdict{event: event, reason: err.Error()}
 		case ExNeverSeen:
-			return verdict{event: event, reason: "receiptd never saw the request: the connection was lost before it arrived."}
+			return verdict{event: event, reason: "receiptd never saw the request: the connection was lost before it arrived"}
 		default:
 			return verdict{event: ExLost, reason: detail}
 		}
@@ -443,10 +443,10 @@ func outcome(e *execution, v verdict) *sandboxv1.ExecResult {
 	case ExReceipt:
 		return resultOf(&e.intent, v.proven)
 	case ExNotStarted, ExNeverSeen:
-		return resultWithout(&e.intent, sandboxv1.ExecResult_NOT_STARTED, "It certainly never ran: "+v.reason)
+		return resultWithout(&e.intent, sandboxv1.ExecResult_NOT_STARTED, "it certainly never ran: "+v.reason)
 	default:
 		return resultWithout(&e.intent, sandboxv1.ExecResult_UNCERTAIN,
-			"It may have run, wholly, partly or not at all: "+v.reason+". Look at the workspace before you repeat it.")
+			"it may have run, wholly, partly or not at all: "+v.reason+"; look at the workspace before you repeat it")
 	}
 }
 

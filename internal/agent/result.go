@@ -2,6 +2,7 @@ package agent
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -49,28 +50,36 @@ func statusOf(p *receipt.Predicate) sandboxv1.ExecResult_Status {
 	return sandboxv1.ExecResult_Status(sandboxv1.ExecResult_Status_value[string(p.Status)])
 }
 
+// reasonOf is receiptd's reason, which explains every status but a plain end, a signal and a cancel, with what it leaves
+// out: lower-case clauses, joined by "; " like receiptd's own.
 func reasonOf(s sandboxv1.ExecResult_Status, p *receipt.Predicate, in *intentRecord) string {
-	var parts []string
-	add := func(format string, args ...any) { parts = append(parts, fmt.Sprintf(format, args...)) }
+	var clauses []string
+	add := func(format string, args ...any) { clauses = append(clauses, fmt.Sprintf(format, args...)) }
 	switch {
-	case p.Reason != "":
-		add("%s", p.Reason)
 	case s == sandboxv1.ExecResult_SIGNALED:
-		add("Signal %d (%s) ended the command.", p.Signal, syscall.Signal(p.Signal))
-	case s == sandboxv1.ExecResult_TIMED_OUT:
-		add("Its time of %s was up.", time.Duration(in.TimeoutMS)*time.Millisecond)
-	case s == sandboxv1.ExecResult_KILLED:
-		add("PID 1 of the command ended without a report (%s).", p.Boundary.Pid1)
+		add("signal %d (%s) ended the command", p.Signal, syscall.Signal(p.Signal))
 	case s == sandboxv1.ExecResult_CANCELLED:
-		add("It was ended on request; it may have run partly.")
+		add("it was ended on request and may have run partly")
+	case p.Reason != "":
+	case s == sandboxv1.ExecResult_TIMED_OUT:
+		add("its time of %s was up", time.Duration(in.TimeoutMS)*time.Millisecond)
+	case s == sandboxv1.ExecResult_KILLED:
+		add("pid1 ended without a report (%s)", p.Boundary.Pid1)
 	}
-	if p.OOM {
-		add("The memory limit killed a process of it.")
+	if p.Reason != "" {
+		add("%s", p.Reason)
 	}
-	if !p.SealsIntact {
-		add("Sealed paths were not what they must be after it: %s. The sandbox is stopped.", strings.Join(p.SealsBroken, ", "))
+	if p.OOM && !strings.Contains(p.Reason, receipt.ReasonOOM) {
+		add("%s", receipt.ReasonOOM)
 	}
-	return strings.Join(parts, " ")
+	switch {
+	case p.SealsIntact:
+	case slices.Equal(p.SealsBroken, []string{receipt.SealsUnknown}):
+		add("whether its seals held is not known, so the sandbox is stopped")
+	default:
+		add("seals are broken (%s), so the sandbox is stopped", strings.Join(p.SealsBroken, ", "))
+	}
+	return strings.Join(clauses, "; ")
 }
 
 func outputInfo(o receipt.Output) *sandboxv1.OutputInfo {

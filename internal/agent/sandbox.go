@@ -105,7 +105,7 @@ func (s *session) explain(err error) error {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), attachTimeout)
 	defer cancel()
-	return errors.Join(err, rt.Check(ctx))
+	return alsoSay(err, rt.Check(ctx))
 }
 
 // prepare decides everything of the next sandbox and makes it durable, before the runtime is asked for anything: a
@@ -366,7 +366,7 @@ func (s *session) stop(why string) (*runtime.Evidence, error) {
 	evidence, err := s.end(sb)
 	if err != nil || !evidence.Complete {
 		err = fmt.Errorf("sandbox %s could not be seen to be gone (%s): %w", s.sandboxRecord().ID, evidenceText(evidence), cmpErr(err, runtime.ErrNoEvidence))
-		saveErr := s.apply(EvNoEvidence, why+" "+err.Error(), func(r *sessionRecord) { r.Sandbox.Evidence = &evidence })
+		saveErr := s.apply(EvNoEvidence, strings.TrimSuffix(why, ".")+"; "+err.Error(), func(r *sessionRecord) { r.Sandbox.Evidence = &evidence })
 		return &evidence, errors.Join(err, saveErr)
 	}
 	return &evidence, s.apply(EvEvidence, why, func(r *sessionRecord) { r.Sandbox.Evidence = &evidence })

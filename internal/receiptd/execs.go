@@ -243,48 +243,45 @@ func (s *Server) predicate(e *execution, req *receiptdv1.ExecRequest, res nsexec
 	return p
 }
 
-// conclude is how the command ended, as far as pid1 said or its wait proved.
+// conclude is how the command ended, as far as pid1 said or its wait proved. The reason is made of lower-case clauses
+// (join); the agent adds its own to them.
 func conclude(p *receipt.Predicate, res nsexec.Result) {
+	p.Status, p.Reason = ended(res)
+	if r := res.Report; r != nil {
+		p.Cancelled = r.Cancelled
+		if r.Ended {
+			p.ExitCode, p.Signal = int(r.Code), int(r.Signal)
+		}
+	}
+	if p.OOM {
+		p.Reason = join(p.Reason, receipt.ReasonOOM)
+	}
+}
+
+func ended(res nsexec.Result) (receipt.Status, string) {
 	r := res.Report
 	switch {
 	case r == nil && res.SecondLine:
-		p.Status = receipt.TimedOut
-		p.Reason = "pid1 did not keep the time: receiptd ended the namespace"
-		return
+		return receipt.TimedOut, "pid1 did not keep the time: receiptd ended the namespace"
 	case r == nil:
-		p.Status = receipt.Killed
-		p.Reason = fmt.Sprintf("pid1 ended without a report (%s), so how the command ended is not known; nothing of it is left", res.Pid1)
-		return
-	}
-	p.Cancelled = r.Cancelled
-	if r.Ended {
-		p.ExitCode, p.Signal = int(r.Code), int(r.Signal)
-	}
-	switch {
+		return receipt.Killed, fmt.Sprintf("pid1 ended without a report (%s), so how the command ended is not known; nothing of it is left", res.Pid1)
+	case r.TimedOut && r.Ended:
+		return receipt.TimedOut, "its time was up"
 	case r.TimedOut:
-		p.Status = receipt.TimedOut
-		p.Reason = "its time was up"
-		if !r.Ended {
-			p.Reason += "; it outlived SIGTERM and the grace period and was ended with its namespace"
-		}
-	case !r.Ended:
-		p.Status = receipt.Killed
-		p.Reason = "it was cancelled, outlived SIGTERM and the grace period, and was ended with its namespace"
+		return receipt.TimedOut, "its time was up; it outlived SIGTERM and the grace period and was ended with its namespace"
+	case !r.Ended: // a cancel, which the receipt says too
+		return receipt.Killed, "it outlived SIGTERM and the grace period and was ended with its namespace"
 	case r.Signal != 0:
-		p.Status = receipt.Signaled
-	default:
-		p.Status = receipt.Exited
+		return receipt.Signaled, ""
 	}
-	if p.OOM {
-		p.Reason = join(p.Reason, "the memory limit killed a process of it")
-	}
+	return receipt.Exited, ""
 }
 
 // sealVerdict: without pid1's report nobody compared the seals in the command's mount namespace, which is gone.
 func sealVerdict(r *wire.Report, any bool) (intact bool, broken []string) {
 	if r == nil {
 		if any {
-			return false, []string{"not known: pid1 ended without comparing them"}
+			return false, []string{receipt.SealsUnknown}
 		}
 		return true, nil
 	}

@@ -63,6 +63,14 @@ type Usage struct {
 	PeakMemory int64         `json:"peakMemoryBytes"`
 }
 
+// Texts that receiptd writes into a predicate and that the agent recognises.
+const (
+	// ReasonOOM is the clause of Reason that goes with OOM.
+	ReasonOOM = "the memory limit killed a process of it"
+	// SealsUnknown is the one entry of SealsBroken when pid1 ended without comparing them.
+	SealsUnknown = "not known: pid1 ended without comparing them"
+)
+
 // Predicate is the statement's content: one command, its request and how it ended.
 type Predicate struct {
 	SessionID     string `json:"sessionId"`
@@ -80,7 +88,7 @@ type Predicate struct {
 	Signal    int    `json:"signal"`              // with SIGNALED, and with TIMED_OUT when a signal ended it
 	OOM       bool   `json:"oom"`                 // the memory limit killed a process of the command
 	Cancelled bool   `json:"cancelled,omitempty"` // it was ended on request
-	Reason    string `json:"reason,omitempty"`    // a sentence for a status that isn't plain
+	Reason    string `json:"reason,omitempty"`    // lower-case clauses, joined by "; ", for a status that isn't plain
 
 	Labels       map[string]string `json:"labels,omitempty"`
 	GrantsDigest string            `json:"grantsDigest,omitempty"`
