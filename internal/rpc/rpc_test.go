@@ -291,8 +291,22 @@ func TestTheAnswerSaysWhichUidWasSeen(t *testing.T) {
 
 func TestARequestThatIsTooLargeIsRefused(t *testing.T) {
 	s := serve(t)
-	_, err := sandboxv1connect.NewExecServiceClient(s.connect()).Exec(s.ctx(), &sandboxv1.ExecRequest{SessionId: "x", Command: strings.Repeat("x", maxRequest+1)})
-	require.Equal(t, connect.CodeResourceExhausted, connect.CodeOf(err), "%v", err)
+	for name, options := range map[string][]connecthttp.Option{"connect": nil, "JSON": {connecthttp.WithProtoJSON()}, "gRPC": {connecthttp.WithGRPC()}} {
+		client := sandboxv1connect.NewExecServiceClient(s.connect(options...))
+		_, err := client.Exec(s.ctx(), &sandboxv1.ExecRequest{SessionId: "x", Command: strings.Repeat("x", 2<<20)})
+		require.Equal(t, connect.CodeInvalidArgument, connect.CodeOf(err), "%s: %v", name, err)
+		require.ErrorContains(t, err, "command has 2097152 bytes", name)
+		require.ErrorContains(t, err, "limits.command_bytes", name)
+		_, err = client.Exec(s.ctx(), &sandboxv1.ExecRequest{SessionId: "x", Command: strings.Repeat("x", maxRequest+1)})
+		require.Equal(t, connect.CodeResourceExhausted, connect.CodeOf(err), "%s: %v", name, err)
+		require.ErrorContains(t, err, "the request is larger than 8388608 bytes", name)
+	}
+}
+
+func TestAnErrorDoesNotRepeatTheNameOfItsCode(t *testing.T) {
+	err := toConnect(fmt.Errorf("%w: %w", agent.ErrUnavailable, fmt.Errorf("%w: starting a sandbox: no pid1", agent.ErrUnavailable)))
+	require.Equal(t, "unavailable: starting a sandbox: no pid1", err.Error())
+	require.ErrorIs(t, err, agent.ErrUnavailable)
 }
 
 func TestShuttingDownAnswersThoseWhoWait(t *testing.T) {

@@ -17,8 +17,9 @@ import (
 )
 
 const (
-	// maxRequest bounds one message: the longest command, its labels and a session's environment fit many times.
-	maxRequest = 1 << 20
+	// maxRequest bounds one message. The longest command fits many times, also with every byte escaped in JSON, so that
+	// one that is too long is refused by limits.command_bytes, which says so.
+	maxRequest = 8 << 20
 	// noCompression: on a unix socket gzip costs more than it saves. Compressed requests are still understood.
 	noCompression   = 1 << 30
 	headerTimeout   = 10 * time.Second
