@@ -20,7 +20,11 @@ const program = "sandbox-agent"
 
 // Run runs one command line (args[0] is the program) and gives its exit code. It reads nothing from standard input.
 func Run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
-	err := newApp(stdout, stderr).Run(ctx, args)
+	app := newApp(stdout, stderr)
+	err := app.Run(ctx, args)
+	if unknown, ok := app.Metadata[unknownCommand].(error); ok {
+		err = unknown
+	}
 	if err == nil {
 		return 0
 	}
@@ -56,6 +60,7 @@ func newApp(stdout, stderr io.Writer) *cli.Command {
 		ConfigureShellCompletionCommand: configureCompletion,
 		Suggest:                         true,
 		HideHelpCommand:                 true,
+		Metadata:                        map[string]any{},
 		Writer:                          stdout,
 		ErrWriter:                       stderr,
 		// Run prints the error and picks the code; the library must not exit by itself.
@@ -68,6 +73,7 @@ func newApp(stdout, stderr io.Writer) *cli.Command {
 // prepare gives every command what the library doesn't inherit.
 func prepare(c *cli.Command) {
 	c.OnUsageError = usageError
+	c.CommandNotFound = helpForNone
 	// Values hold commas: --env A=1,2 is one variable.
 	c.DisableSliceFlagSeparator = true
 	if c.Action == nil {
@@ -85,7 +91,24 @@ func prepare(c *cli.Command) {
 func usageError(_ context.Context, c *cli.Command, err error, _ bool) error {
 	msg := err.Error()
 	msg = strings.ToLower(msg[:1]) + msg[1:]
+	// The flag package's own words for time.ParseDuration.
+	if text, _, ok := strings.Cut(msg, ": time: "); ok {
+		msg = text + ": give a time with its unit, for example 1s, 500ms or 2m"
+	}
 	return withCode(usageCode(c), fmt.Errorf("%s (see %s --help)", msg, c.FullName()))
+}
+
+// unknownCommand is where helpForNone leaves its error: the library gives it no other way out.
+const unknownCommand = "unknown command"
+
+// helpForNone is called when --help stands with a word that is no command: "sesion --help" is a mistake, but
+// "exec SESSION --help" is a question.
+func helpForNone(_ context.Context, c *cli.Command, name string) {
+	if len(c.VisibleCommands()) == 0 {
+		cli.HelpPrinter(c.Root().Writer, cli.CommandHelpTemplate, c)
+		return
+	}
+	c.Root().Metadata[unknownCommand] = noCommand(c, name)
 }
 
 // usageCode is 2, but 125 for exec: there, 2 would be taken for the command's own code.
@@ -101,7 +124,10 @@ func group(_ context.Context, c *cli.Command) error {
 	if !c.Args().Present() {
 		return cli.ShowSubcommandHelp(c)
 	}
-	name := c.Args().First()
+	return noCommand(c, c.Args().First())
+}
+
+func noCommand(c *cli.Command, name string) error {
 	msg := fmt.Sprintf("%s has no command %q", c.FullName(), name)
 	if s := cli.SuggestCommand(c.Commands, name); s != "" {
 		msg += fmt.Sprintf(", did you mean %q?", s)

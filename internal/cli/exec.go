@@ -31,7 +31,8 @@ func execCommand() *cli.Command {
 			"  121 cancelled   122 not started   123 killed (for example by the memory limit)   124 timed out\n" +
 			"  125 the agent refused or failed, or it could not be reached: nothing ran\n" +
 			"A command can return these numbers too: --json and --result-file say which it was beyond doubt.\n\n" +
-			"Ctrl-C asks the agent to cancel the command; SIGTERM and SIGHUP leave it running.",
+			"Ctrl-C asks the agent to cancel the command (not in this version of the agent: it goes on, and is ended by\n" +
+			"its timeout or by \"session retire\"); SIGTERM and SIGHUP leave it running.",
 		Flags: clientFlags(
 			&cli.DurationFlag{HideDefault: true, Name: "timeout", Usage: "end the command after this time (default: the node's)"},
 			&cli.StringFlag{Name: "exec-id", Usage: "the exec's id, [A-Za-z0-9._-], 1-128 (default: a new one)"},
@@ -311,7 +312,7 @@ func kept(stream sandboxv1.Stream, b []byte, info *sandboxv1.OutputInfo) []*sand
 // say puts on stderr what the exit code alone doesn't tell.
 func (x *execCall) say(res *sandboxv1.ExecResult, verbose bool) {
 	plain := res.Status == sandboxv1.ExecResult_EXITED || res.Status == sandboxv1.ExecResult_SIGNALED
-	if !plain || verbose {
+	if !plain || verbose || res.Oom || res.Reason != "" {
 		fmt.Fprintf(x.stderr, "%s: exec %s: %s\n", program, res.ExecId, outcome(res))
 	}
 	if x.json {

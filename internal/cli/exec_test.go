@@ -247,6 +247,23 @@ func TestAStatusThatIsNotPlainIsExplained(t *testing.T) {
 	require.Contains(t, stderr, "exec e1: KILLED, out of memory: the memory limit of 1 GiB was reached")
 }
 
+func TestAReasonOrTheMemoryLimitIsSaidWhateverTheStatusIs(t *testing.T) {
+	for _, res := range []*sandboxv1.ExecResult{
+		{ExecId: "e1", Status: sandboxv1.ExecResult_SIGNALED, Signal: 9, Oom: true, Reason: "the memory limit killed a process of it"},
+		{ExecId: "e1", Status: sandboxv1.ExecResult_EXITED, Oom: true},
+		{ExecId: "e1", Status: sandboxv1.ExecResult_EXITED, Reason: "a sealed path was changed"},
+	} {
+		_, socket := serveScript(t, step{result: res})
+		_, _, stderr := runCLI(t.Context(), "exec", "--socket", socket, "s1", "--", "x")
+		require.Contains(t, stderr, "exec e1: "+res.Status.String())
+		require.Contains(t, stderr, res.Reason)
+		require.Equal(t, res.Oom, strings.Contains(stderr, "out of memory"))
+	}
+	_, socket := serveScript(t, step{result: exited(0, 0)})
+	_, _, stderr := runCLI(t.Context(), "exec", "--socket", socket, "s1", "--", "x")
+	require.Empty(t, stderr)
+}
+
 func TestCtrlCCancelsAndAnyOtherSignalLeavesTheCommandRunning(t *testing.T) {
 	for sig, want := range map[os.Signal]struct {
 		code    int

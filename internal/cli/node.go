@@ -15,7 +15,7 @@ import (
 func checkCommand() *cli.Command {
 	return &cli.Command{
 		Name:        "check",
-		Usage:       "what this node's kernel and runtimes can do, with a remedy for what they can't",
+		Usage:       "what this node's kernel and runtimes can do, with a remedy for what they can't (not in this version)",
 		Description: "Asks the agent. The exit code is 1 when something is missing.",
 		Flags:       clientFlags(),
 		Action:      runCheck,
@@ -99,7 +99,7 @@ func runVersion(ctx context.Context, c *cli.Command) error {
 func gitCommand() *cli.Command {
 	return &cli.Command{
 		Name:      "git",
-		Usage:     "run a trusted Git command in a session's jail",
+		Usage:     "run a trusted Git command in a session's jail (not in this version)",
 		ArgsUsage: "SESSION -- ARGUMENT...",
 		Flags:     clientFlags(ownerEpochFlag()),
 		Action:    runGit,

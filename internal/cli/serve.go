@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"github.com/urfave/cli/v3"
@@ -147,13 +148,24 @@ func serveConfig(c *cli.Command) (config.Config, error) {
 		"state-dir": &cfg.StateDir, "socket": &cfg.Socket.Path, "log-level": &cfg.Log.Level,
 	} {
 		if c.IsSet(flag) {
-			*setting = c.String(flag)
+			*setting = withoutSlash(c.String(flag))
 		}
 	}
 	if c.IsSet("workspace-root") {
 		cfg.Workspace.Roots = c.StringSlice("workspace-root")
+		for i, r := range cfg.Workspace.Roots {
+			cfg.Workspace.Roots[i] = withoutSlash(r)
+		}
 	}
 	return cfg, cfg.Validate()
+}
+
+// withoutSlash takes off what a shell's completion puts behind a folder.
+func withoutSlash(path string) string {
+	if short := strings.TrimRight(path, "/"); short != "" {
+		return short
+	}
+	return path
 }
 
 // newRuntimes makes those of runtime.allowed that are built in; the agent refuses to start without one of the list.

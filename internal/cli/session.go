@@ -33,7 +33,7 @@ func sessionCommand() *cli.Command {
 				Flags: clientFlags(), Action: runSessionList,
 			},
 			{
-				Name: "grants", Usage: "replace a session's grants; its sandbox is retired", ArgsUsage: "SESSION --file FILE",
+				Name: "grants", Usage: "replace a session's grants; its sandbox is retired (not in this version)", ArgsUsage: "SESSION --file FILE",
 				Description: "FILE is JSON: {\"grants\": [{\"name\": …, \"files\": [{\"path\": …, \"content\": base64}], \"env\": {…}}]}.",
 				Flags: clientFlags(ownerEpochFlag(),
 					&cli.StringFlag{Name: "file", Usage: "the grants as JSON in `FILE`"}),

@@ -14,6 +14,7 @@ import (
 	"connectrpc.com/connect/v2/connecthttp"
 
 	"github.com/sandbox-agent/sandbox-agent/api/sandbox/v1/sandboxv1connect"
+	"github.com/sandbox-agent/sandbox-agent/internal/config"
 )
 
 // Client speaks the public API to one agent.
@@ -50,6 +51,9 @@ func (c *Client) Explain(what string, err error) error {
 	switch {
 	case err == nil:
 		return nil
+	case len(c.Socket) > config.MaxSocketPath: // the kernel says "invalid argument"
+		return fmt.Errorf("%s: the socket's path %s has %d bytes, a unix socket's at most %d (unix(7)): name a shorter one with --socket or SANDBOX_AGENT_SOCKET, for example a link to its folder",
+			what, c.Socket, len(c.Socket), config.MaxSocketPath)
 	case errors.Is(err, fs.ErrNotExist), errors.Is(err, syscall.ECONNREFUSED):
 		return fmt.Errorf("%s: no agent listens at %s: start one with \"sandbox-agent serve\" or name its socket with --socket or SANDBOX_AGENT_SOCKET", what, c.Socket)
 	case errors.Is(err, fs.ErrPermission):

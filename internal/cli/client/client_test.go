@@ -4,11 +4,14 @@ import (
 	"errors"
 	"net"
 	"os"
+	"strings"
 	"syscall"
 	"testing"
 
 	"connectrpc.com/connect/v2"
 	"github.com/stretchr/testify/require"
+
+	sandboxv1 "github.com/sandbox-agent/sandbox-agent/api/sandbox/v1"
 )
 
 func TestErrorsNameTheSocketAndTheRemedy(t *testing.T) {
@@ -26,6 +29,16 @@ func TestErrorsNameTheSocketAndTheRemedy(t *testing.T) {
 	require.ErrorContains(t, c.Explain("x", connect.NewError(connect.CodeUnimplemented, "grants come later")), "this agent doesn't implement it: grants come later")
 	require.ErrorContains(t, c.Explain("x", connect.NewError(connect.CodeNotFound, "no session s1")), "x: not_found: no session s1")
 	require.ErrorContains(t, c.Explain("x", errors.New("odd")), "x: odd")
+}
+
+func TestASocketPathThatNoKernelTakesIsNamed(t *testing.T) {
+	c := New("/" + strings.Repeat("x", 107))
+	_, err := c.Node.GetNodeInfo(t.Context(), &sandboxv1.GetNodeInfoRequest{})
+	require.True(t, NeverSent(err), "the command can't have run")
+	err = c.Explain("listing sessions", err)
+	require.ErrorContains(t, err, "has 108 bytes, a unix socket's at most 107")
+	require.ErrorContains(t, err, "--socket")
+	require.ErrorContains(t, err, c.Socket)
 }
 
 func TestOnlyAnAnswerOfTheAgentIsNoLostConnection(t *testing.T) {
