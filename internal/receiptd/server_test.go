@@ -442,14 +442,14 @@ func TestAReceiptThatCantBeWrittenIsLostAndSaidSo(t *testing.T) {
 	require.Equal(t, codes.AlreadyExists, status.Code(s.exec(s.request("e1", "true")).err))
 }
 
-func TestAThousandCommandsLeaveNothingBehind(t *testing.T) {
+func TestHundredsOfCommandsLeaveNothingBehind(t *testing.T) {
 	s := startSandbox(t)
 	for i := range 50 {
 		require.NotNil(t, s.exec(s.request(fmt.Sprintf("warm-%d", i), "true")).done)
 	}
 	s.settle()
 	before := s.holds()
-	for i := range 1000 {
+	for i := range 300 {
 		require.NotNil(t, s.exec(s.request(fmt.Sprintf("e-%d", i), "echo x; (sleep 100 &)")).done)
 	}
 	require.Eventually(t, func() bool {
