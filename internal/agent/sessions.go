@@ -145,7 +145,7 @@ func (a *Agent) makeSession(ctx context.Context, r *sandboxv1.CreateSessionReque
 		ID: r.GetSessionId(), RequestDigest: digest, OwnerEpoch: 1, State: Idle, CreatedAt: time.Now().UTC(),
 		Workspace: ws, GitLayout: w.GetGitLayout(), Runtime: r.GetRuntime(), Network: r.GetNetwork().GetMode(), Env: r.GetEnv(),
 		Resources: resources{CPUs: r.GetResources().GetCpus(), MemoryBytes: r.GetResources().GetMemoryBytes(), Pids: r.GetResources().GetPids()},
-		Notes:     notesOf(a.cfg.Workspace, w.GetGitLayout()),
+		Notes:     notesOf(a.cfg.Workspace),
 	})
 	if err := s.save(true, nil); err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrUnavailable, err)
@@ -164,16 +164,14 @@ func workspaceError(err error) error {
 }
 
 // notesOf says what does not hold in the sandbox although the repository has it.
-func notesOf(w config.Workspace, layout string) []string {
+func notesOf(w config.Workspace) []string {
 	var notes []string
 	if w.Hooks == "off" {
 		notes = append(notes, "The repository's hooks don't run in the sandbox (workspace.hooks: off).")
 	}
-	notes = append(notes, "The base clone's Git configuration is read-only in the sandbox: git config and remote add are refused.")
-	if layout == "isolated" {
-		notes = append(notes, "This version gives commands the base clone's refs and objects writable, as in git_layout shared; the isolated layout is not built yet.")
-	}
-	return notes
+	return append(notes,
+		"The base clone's Git configuration is read-only in the sandbox: git config and remote add are refused.",
+		"Commands can write the base clone's refs and objects (git_layout shared): the isolated layout comes with the next release.")
 }
 
 // undo takes back a session whose first sandbox could not be had, so that its caller can try again under the same id: it

@@ -188,7 +188,7 @@ func choose(what, key, want, def string, allowed []string) (string, error) {
 		return def, nil
 	}
 	if !slices.Contains(allowed, want) {
-		return "", invalid("%s %q is not allowed on this node: use one of %v, or add it to %s", what, want, allowed, key)
+		return "", invalid("%s %q is not allowed on this node: use one of %v (%s)", what, want, allowed, key)
 	}
 	return want, nil
 }
@@ -228,7 +228,10 @@ func checkCreate(r *sandboxv1.CreateSessionRequest, c *config.Config) (*sandboxv
 }
 
 func checkWorkspace(sessionID string, w *sandboxv1.Workspace, c *config.Config) (*sandboxv1.Workspace, error) {
-	layout, err := choose("workspace.git_layout", "workspace.git_layout", w.GetGitLayout(), c.Workspace.GitLayout, []string{"isolated", "shared"})
+	if w.GetGitLayout() == config.IsolatedLayout {
+		return nil, fmt.Errorf("%w: workspace.git_layout isolated, which becomes the default with the next release: leave it out for shared", ErrUnimplemented)
+	}
+	layout, err := choose("workspace.git_layout", "workspace.git_layout", w.GetGitLayout(), c.Workspace.GitLayout, []string{config.SharedLayout})
 	if err != nil {
 		return nil, err
 	}

@@ -59,6 +59,7 @@ func TestABadCreateSessionIsRefusedWithItsFieldAndTheRemedy(t *testing.T) {
 	}
 	filled, err := checkCreate(good(), &c)
 	require.NoError(t, err)
+	require.Equal(t, "shared", filled.GetWorkspace().GetGitLayout())
 	require.Equal(t, "embedded", filled.GetRuntime())
 	require.Equal(t, "none", filled.GetNetwork().GetMode())
 	require.Equal(t, c.Limits.MemoryBytes, filled.GetResources().GetMemoryBytes())
@@ -81,6 +82,7 @@ func TestABadCreateSessionIsRefusedWithItsFieldAndTheRemedy(t *testing.T) {
 		"one outside":           {func(r *sandboxv1.CreateSessionRequest) { r.Workspace.Worktree = "/opt/wt" }, ErrInvalid, "workspace.roots"},
 		"the repository itself": {func(r *sandboxv1.CreateSessionRequest) { r.Workspace.Worktree = "/srv/repo" }, ErrInvalid, "base clone"},
 		"a folder around it":    {func(r *sandboxv1.CreateSessionRequest) { r.Workspace.Repository = "/srv/wt/repo" }, ErrInvalid, "base clone"},
+		"the layout to come":    {func(r *sandboxv1.CreateSessionRequest) { r.Workspace.GitLayout = "isolated" }, ErrUnimplemented, "leave it out for shared"},
 		"an unknown layout":     {func(r *sandboxv1.CreateSessionRequest) { r.Workspace.GitLayout = "x" }, ErrInvalid, "git_layout"},
 	} {
 		r := good()

@@ -61,7 +61,7 @@ type Containerd struct {
 // Workspace says which worktrees are accepted and how Git is set up in them.
 type Workspace struct {
 	Roots []string `json:"roots"`
-	// GitLayout is the node's default: "isolated" or "shared".
+	// GitLayout is the node's default: "shared", until "isolated" is built.
 	GitLayout string `json:"git_layout"`
 	// Hooks is "off", or "inside": a repository's hooks run in the sandbox, as part of the untrusted command.
 	Hooks string `json:"hooks"`
@@ -164,7 +164,7 @@ func Default(nodeMemory int64) Config {
 		Rootfs:     "host",
 		Workspace: Workspace{
 			Roots:     []string{"/var/lib/sandbox-workspaces", "/home", "/srv", "/workspaces", "/mnt"},
-			GitLayout: "isolated",
+			GitLayout: SharedLayout,
 			Hooks:     "off",
 			Identity:  Identity{Name: "Sandbox Agent", Email: "sandbox-agent@localhost"},
 		},

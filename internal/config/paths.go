@@ -17,12 +17,20 @@ func Under(path, dir string) bool {
 	return path == dir || dir == "/" || strings.HasPrefix(path, dir+"/")
 }
 
-// forbiddenPrefix is the forbidden folder that path lies in, or "".
-func (c *Config) forbiddenPrefix(path string) string {
+// SystemFolder is the node's own folder that path lies in and where no workspace is ever accepted, or "".
+func SystemFolder(path string) string {
 	for _, p := range systemPrefixes {
 		if Under(path, p) {
 			return p
 		}
+	}
+	return ""
+}
+
+// forbiddenPrefix is the forbidden folder that path lies in, or "".
+func (c *Config) forbiddenPrefix(path string) string {
+	if p := SystemFolder(path); p != "" {
+		return p
 	}
 	if Under(path, c.StateDir) {
 		return c.StateDir

@@ -9,15 +9,23 @@ import (
 	"time"
 )
 
-// KnownRuntimes and KnownNetworks are the names that the API knows; a node allows a subset.
+// What the names of the API stand for in this version, and what is still to come: a node that was configured for it must
+// not start as if it had it.
 var (
-	KnownRuntimes = []string{"embedded", "runc", "gvisor", "kata"}
-	KnownNetworks = []string{"none", "bridge", "cni"}
-	layouts       = []string{"isolated", "shared"}
-	hookModes     = []string{"off", "inside"}
-	levels        = []string{"debug", "info", "warn", "error"}
-	modeText      = regexp.MustCompile(`^0[0-7]{3}$`)
-	envName       = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*$`)
+	runtimes  = []string{"embedded"}
+	networks  = []string{"none"}
+	layouts   = []string{SharedLayout}
+	toCome    = []string{"runc", "gvisor", "kata", "bridge", "cni", IsolatedLayout}
+	hookModes = []string{"off", "inside"}
+	levels    = []string{"debug", "info", "warn", "error"}
+	modeText  = regexp.MustCompile(`^0[0-7]{3}$`)
+	envName   = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*$`)
+)
+
+// The Git layouts of the API.
+const (
+	SharedLayout   = "shared"
+	IsolatedLayout = "isolated"
 )
 
 // MaxSocketPath is what fits into sockaddr_un.sun_path with its NUL (unix(7)).
@@ -134,17 +142,21 @@ func (c *Config) checkNames() error {
 			key   string
 			value string
 			set   []string
-		}{fmt.Sprintf("runtime.allowed[%d]", i), r, KnownRuntimes})
+		}{fmt.Sprintf("runtime.allowed[%d]", i), r, runtimes})
 	}
 	for i, n := range c.Network.Allowed {
 		sets = append(sets, struct {
 			key   string
 			value string
 			set   []string
-		}{fmt.Sprintf("network.allowed[%d]", i), n, KnownNetworks})
+		}{fmt.Sprintf("network.allowed[%d]", i), n, networks})
 	}
 	for _, s := range sets {
-		if !slices.Contains(s.set, s.value) {
+		switch {
+		case slices.Contains(s.set, s.value):
+		case slices.Contains(toCome, s.value):
+			return bad(s.key, s.value, strings.Join(s.set, ", ")+" ("+s.value+" comes with a later version)")
+		default:
 			return bad(s.key, s.value, strings.Join(s.set, ", "))
 		}
 	}
