@@ -35,8 +35,10 @@ $(BIN)/sandbox-agent: FORCE
 $(BIN)/receiptd $(BIN)/pid1: FORCE
 	CGO_ENABLED=0 go build -trimpath -ldflags "-s -w -X main.version=$(VERSION)" -o $@ ./cmd/$(@F)
 
-demo: build ## run through it on a real repository: make demo [REPO=/path/to/a/clone]
+# Root is asked for before anything is built.
+demo: ## run through it on a real repository: make demo [REPO=/path/to/a/clone]
 	@scripts/need-root.sh "make demo"
+	@$(MAKE) --no-print-directory build
 	@$(BIN)/sandbox-agent demo --repo "$(REPO)"
 
 test: ## all tests, as root, and go vet
@@ -56,8 +58,9 @@ test-kernel: ## the kernel-facing tests on Linux 5.10 to 7 with cgroup v2, in em
 	@scripts/kernels.sh
 	@go run ./tests/kernel $(KERNELFLAGS) $(KERNELS)
 
-bench: build ## measure against bare bash, the durable floor, bwrap, runc and crun (BENCHFLAGS: see go run ./bench -h)
+bench: ## measure against bare bash, the durable floor, bwrap, runc and crun (BENCHFLAGS: see go run ./bench -h)
 	@scripts/need-root.sh "make bench"
+	@$(MAKE) --no-print-directory build
 	@scripts/setup.sh build test
 	@go run ./bench -bin $(BIN) $(BENCHFLAGS)
 

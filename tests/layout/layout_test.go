@@ -202,3 +202,13 @@ func TestLibcontainerStaysBehindTheEmbeddedRuntime(t *testing.T) {
 		}
 	}
 }
+
+func TestWhatNeedsRootAsksForItBeforeItBuildsAnything(t *testing.T) {
+	for _, target := range []string{"demo", "test", "test-long", "test-kernel", "bench"} {
+		cmd := exec.Command("make", "--dry-run", target)
+		cmd.Dir = root(t)
+		out, err := cmd.CombinedOutput()
+		require.NoError(t, err, string(out))
+		require.Regexp(t, `^scripts/need-root\.sh "make `+target+`"\n`, string(out))
+	}
+}

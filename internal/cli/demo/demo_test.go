@@ -151,6 +151,14 @@ func TestWhatIsNoUsableRepositoryIsSaid(t *testing.T) {
 	require.NoError(t, exec.Command("git", "init", "-q", "--bare", bare).Run())
 	_, err = openRepository(t.Context(), bare)
 	require.ErrorContains(t, err, "ordinary clone")
+
+	system, err := os.MkdirTemp("/usr/local/src", "sandbox-demo-test-")
+	require.NoError(t, err)
+	t.Cleanup(func() { os.RemoveAll(system) })
+	require.NoError(t, exec.Command("git", "clone", "-q", testkit.Repo(t, 0), system).Run())
+	_, err = openRepository(t.Context(), system)
+	require.ErrorContains(t, err, system+": it lies under /usr")
+	require.ErrorContains(t, err, "move the clone")
 }
 
 func TestAnAgentThatDoesNotComeUpIsSaidWithItsLog(t *testing.T) {

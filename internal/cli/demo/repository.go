@@ -11,6 +11,8 @@ import (
 	"path/filepath"
 	"strings"
 	"syscall"
+
+	"github.com/sandbox-agent/sandbox-agent/internal/config"
 )
 
 // repository is the real clone that the demo works on. Git runs in it as its owner, never as root in somebody else's
@@ -43,6 +45,9 @@ func openRepository(ctx context.Context, path string) (*repository, error) {
 	r.path = filepath.Dir(common)
 	if filepath.Dir(r.path) == "/" {
 		return nil, fmt.Errorf("opening the repository %s: it lies directly under /, and / can't be a workspace root: clone it one folder deeper", r.path)
+	}
+	if p := config.SystemFolder(r.path); p != "" {
+		return nil, fmt.Errorf("opening the repository %s: it lies under %s, where no workspace is accepted: move the clone, for example to /srv, or name another with REPO=/path or --repo", r.path, p)
 	}
 	if err := r.readOwner(); err != nil {
 		return nil, err
