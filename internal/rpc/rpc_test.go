@@ -245,8 +245,12 @@ func TestCurlWithJSONRunsACommand(t *testing.T) {
 	require.Contains(t, v["message"], "command is empty")
 	v = curl(sandboxv1connect.GitServiceGitProcedure, `{}`)
 	require.Equal(t, "unimplemented", v["code"])
-	v = curl(sandboxv1connect.ExecServiceExecProcedure, `{"sessionId":"j","comand":"typo"}`)
-	require.Equal(t, "invalid_argument", v["code"])
+	v = curl(sandboxv1connect.ExecServiceExecProcedure, `{"sessionId":"j","command":"true","timeout":5}`)
+	require.Equal(t, "invalid_argument", v["code"], "a limit that nobody understood must not be dropped")
+	require.Contains(t, v["message"], `unknown field "timeout"`)
+	execs, err := sandboxv1connect.NewExecServiceClient(s.connect()).ListExecs(s.ctx(), &sandboxv1.ListExecsRequest{SessionId: "j"})
+	require.NoError(t, err)
+	require.Len(t, execs.GetExecs(), 1, "it did not run")
 }
 
 func TestReflectionNamesTheServices(t *testing.T) {

@@ -85,7 +85,7 @@ func handler(a *agent.Agent, allowUIDs []uint32, log *slog.Logger) http.Handler 
 	server := connect.NewServer(guard(log), admit(allowUIDs, log))
 	register(server, a)
 	mux := http.NewServeMux()
-	connecthttp.Mount(mux, server, connecthttp.WithReadMaxBytes(maxRequest), connecthttp.WithCompressMinBytes(noCompression))
+	connecthttp.Mount(mux, server, connecthttp.WithCodecs(codecs()...), connecthttp.WithReadMaxBytes(maxRequest), connecthttp.WithCompressMinBytes(noCompression))
 	return http.MaxBytesHandler(mux, maxRequest)
 }
 
