@@ -69,10 +69,7 @@ func (c *connection) Prove(_ context.Context, req *receiptdv1.ProveRequest) (*re
 	s := c.server
 	s.starting.Lock()
 	defer s.starting.Unlock()
-	s.mu.Lock()
-	err := c.admit(req.GetAttachEpoch())
-	running := s.running
-	s.mu.Unlock()
+	running, err := c.current(req.GetAttachEpoch())
 	if err != nil {
 		return nil, err
 	}

@@ -162,6 +162,16 @@ func (c *connection) admit(epoch uint64) error {
 	return nil
 }
 
+// current admits a request and gives the exec that is running, if any.
+func (c *connection) current(epoch uint64) (*execution, error) {
+	c.server.mu.Lock()
+	defer c.server.mu.Unlock()
+	if err := c.admit(epoch); err != nil {
+		return nil, err
+	}
+	return c.server.running, nil
+}
+
 // Init gives the sandbox its identity, or attaches a new connection to it.
 func (c *connection) Init(_ context.Context, req *receiptdv1.InitRequest) (*receiptdv1.InitResponse, error) {
 	s := c.server
@@ -236,14 +246,10 @@ func (s *Server) begin(req *receiptdv1.InitRequest) error {
 
 // Info says what is known of an exec id, if wanted once it has ended.
 func (c *connection) Info(ctx context.Context, req *receiptdv1.InfoRequest) (*receiptdv1.InfoResponse, error) {
-	s := c.server
-	s.mu.Lock()
-	if err := c.admit(req.GetAttachEpoch()); err != nil {
-		s.mu.Unlock()
+	running, err := c.current(req.GetAttachEpoch())
+	if err != nil {
 		return nil, err
 	}
-	running := s.running
-	s.mu.Unlock()
 	if running != nil && running.id == req.GetExecId() && req.GetWaitMs() > 0 {
 		timer := time.NewTimer(time.Duration(req.GetWaitMs()) * time.Millisecond)
 		defer timer.Stop()
@@ -254,6 +260,7 @@ func (c *connection) Info(ctx context.Context, req *receiptdv1.InfoRequest) (*re
 			return nil, ctx.Err()
 		}
 	}
+	s := c.server
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	res := &receiptdv1.InfoResponse{ExecsTotal: s.total, Prepared: s.prepared.waiting()}
@@ -274,14 +281,10 @@ func (c *connection) Info(ctx context.Context, req *receiptdv1.InfoRequest) (*re
 
 // Cancel ends the running command.
 func (c *connection) Cancel(_ context.Context, req *receiptdv1.CancelRequest) (*receiptdv1.CancelResponse, error) {
-	s := c.server
-	s.mu.Lock()
-	if err := c.admit(req.GetAttachEpoch()); err != nil {
-		s.mu.Unlock()
+	running, err := c.current(req.GetAttachEpoch())
+	if err != nil {
 		return nil, err
 	}
-	running := s.running
-	s.mu.Unlock()
 	if running == nil || running.id != req.GetExecId() {
 		return &receiptdv1.CancelResponse{}, nil
 	}

@@ -365,14 +365,21 @@ func descriptors(t *testing.T) int {
 	return len(entries)
 }
 
-func TestP11ABrokenSealIsSeenBeforeAndAfterACommand(t *testing.T) {
+// sealedFile makes a file that is mounted read-only over itself.
+func sealedFile(t *testing.T) (dir, path string) {
+	t.Helper()
 	testkit.Need(t, testkit.Root)
-	dir := testkit.StateDir(t)
-	sealed := filepath.Join(dir, "config")
-	require.NoError(t, os.WriteFile(sealed, []byte("x"), 0o644))
-	require.NoError(t, unix.Mount(sealed, sealed, "", unix.MS_BIND, ""))
-	t.Cleanup(func() { _ = unix.Unmount(sealed, unix.MNT_DETACH) })
-	require.NoError(t, unix.Mount("", sealed, "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY, ""))
+	dir = testkit.StateDir(t)
+	path = filepath.Join(dir, "config")
+	require.NoError(t, os.WriteFile(path, []byte("x"), 0o644))
+	require.NoError(t, unix.Mount(path, path, "", unix.MS_BIND, ""))
+	t.Cleanup(func() { _ = unix.Unmount(path, unix.MNT_DETACH) })
+	require.NoError(t, unix.Mount("", path, "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY, ""))
+	return dir, path
+}
+
+func TestP11ABrokenSealIsSeenBeforeAndAfterACommand(t *testing.T) {
+	dir, sealed := sealedFile(t)
 	v := testView(t, func(c *Config) { c.Seals = []string{sealed} })
 
 	res := run(t, v, "true")
@@ -385,13 +392,7 @@ func TestP11ABrokenSealIsSeenBeforeAndAfterACommand(t *testing.T) {
 }
 
 func TestP11ASealBrokenWhileNothingRunsStopsTheNextCommand(t *testing.T) {
-	testkit.Need(t, testkit.Root)
-	dir := testkit.StateDir(t)
-	sealed := filepath.Join(dir, "config")
-	require.NoError(t, os.WriteFile(sealed, []byte("x"), 0o644))
-	require.NoError(t, unix.Mount(sealed, sealed, "", unix.MS_BIND, ""))
-	t.Cleanup(func() { _ = unix.Unmount(sealed, unix.MNT_DETACH) })
-	require.NoError(t, unix.Mount("", sealed, "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY, ""))
+	dir, sealed := sealedFile(t)
 	v := testView(t, func(c *Config) { c.Seals = []string{sealed} })
 	p, err := v.Prepare()
 	require.NoError(t, err)
