@@ -5,11 +5,14 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
+	"os"
 	"path/filepath"
 	"strings"
 	"sync"
 
 	"github.com/sandbox-agent/sandbox-agent/internal/runtime"
+	"github.com/sandbox-agent/sandbox-agent/pkg/receipt"
 )
 
 // recoverAtOnce bounds how many sandboxes are attached to at a time.
@@ -181,10 +184,13 @@ func (a *Agent) sweep() {
 			owned[rec.ID] = true
 		}
 	}
+	// Whose end was not seen keeps its spare files until the next start.
+	alive, listed := maps.Clone(owned), true
 	for name, rt := range a.runtimes {
 		ids, err := rt.List(a.ctx)
 		if err != nil {
 			a.log.Error("sandboxes not listed", "runtime", name, "error", err)
+			listed = false
 			continue
 		}
 		for _, id := range ids {
@@ -192,9 +198,35 @@ func (a *Agent) sweep() {
 				continue
 			}
 			ctx, cancel := context.WithTimeout(a.ctx, stopTimeout)
-			_, err := rt.Remove(ctx, runtime.Identity{Runtime: name, SandboxID: id, Dir: filepath.Join(a.sandboxesDir(), id)})
+			evidence, err := rt.Remove(ctx, runtime.Identity{Runtime: name, SandboxID: id, Dir: filepath.Join(a.sandboxesDir(), id)})
 			cancel()
+			alive[id] = err != nil || !evidence.Complete
 			a.log.Warn("removed a sandbox that belongs to no session", "sandbox", id, "runtime", name, "error", err)
 		}
+	}
+	if listed {
+		a.tidyAllReceipts(alive)
+	}
+}
+
+// tidyAllReceipts does tidyReceipts for every sandbox that is gone: an agent may have ended between the two.
+func (a *Agent) tidyAllReceipts(alive map[string]bool) {
+	dirs, err := os.ReadDir(filepath.Join(a.cfg.StateDir, "receipts"))
+	if err != nil {
+		a.log.Error("receipts folders not listed", "error", err)
+		return
+	}
+	for _, d := range dirs {
+		if d.IsDir() && !alive[d.Name()] {
+			a.tidyReceipts(d.Name())
+		}
+	}
+}
+
+// tidyReceipts removes the space that was held ready for the receipts of a sandbox that is gone, about 1 MiB. Failing
+// costs that space and nothing else.
+func (a *Agent) tidyReceipts(sandboxID string) {
+	if err := receipt.RemoveSpares(a.receiptsDir(sandboxID)); err != nil {
+		a.log.Warn("spare files of a sandbox that is gone not removed", "sandbox", sandboxID, "error", err)
 	}
 }

@@ -369,6 +369,7 @@ func (s *session) stop(why string) (*runtime.Evidence, error) {
 		saveErr := s.apply(EvNoEvidence, strings.TrimSuffix(why, ".")+"; "+err.Error(), func(r *sessionRecord) { r.Sandbox.Evidence = &evidence })
 		return &evidence, errors.Join(err, saveErr)
 	}
+	s.agent.tidyReceipts(s.sandboxRecord().ID)
 	return &evidence, s.apply(EvEvidence, why, func(r *sessionRecord) { r.Sandbox.Evidence = &evidence })
 }
 

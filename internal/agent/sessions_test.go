@@ -258,3 +258,37 @@ func TestACallerThatGoesAwayWhileItsSessionIsMadeFindsItLater(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, sandboxv1.Session_READY, again.GetState())
 }
+
+// spares are the names in a sandbox's receipts folder that are neither a receipt nor kept output.
+func (n *node) spares(sandbox string) []string {
+	n.t.Helper()
+	found, err := filepath.Glob(filepath.Join(n.state, "receipts", sandbox, "*~*"))
+	require.NoError(n.t, err)
+	return found
+}
+
+func TestTheSpareSpaceOfASandboxGoesWithItAndItsReceiptsStay(t *testing.T) {
+	n := newNode(t)
+	sandbox := n.session("s").GetSandbox().GetId()
+	n.exec("s", "e1", "echo kept")
+	require.NotEmpty(t, n.spares(sandbox))
+	_, evidence, err := n.agent.RetireSandbox(n.ctx(), &sandboxv1.RetireSandboxRequest{SessionId: "s"})
+	require.NoError(t, err)
+	require.True(t, evidence.GetComplete())
+	require.Empty(t, n.spares(sandbox))
+	require.Equal(t, "kept\n", n.exec("s", "e1", "echo kept").GetStdoutText(), "answered from its receipt")
+
+	s, err := n.agent.GetSession(n.ctx(), &sandboxv1.GetSessionRequest{SessionId: "s"})
+	require.NoError(t, err)
+	require.Equal(t, sandbox, s.GetSandbox().GetId())
+	n.exec("s", "e2", "true")
+	s, err = n.agent.GetSession(n.ctx(), &sandboxv1.GetSessionRequest{SessionId: "s"})
+	require.NoError(t, err)
+	require.NotEqual(t, sandbox, s.GetSandbox().GetId())
+	// What an agent that was killed in between left of the first one; the second one is alive.
+	require.NoError(t, os.WriteFile(filepath.Join(n.state, "receipts", sandbox, "~ballast"), make([]byte, 1<<16), 0o600))
+	require.NoError(t, n.agent.Close())
+	n.start()
+	require.Empty(t, n.spares(sandbox))
+	require.NotEmpty(t, n.spares(s.GetSandbox().GetId()), "a sandbox that lives keeps its own")
+}

@@ -1,7 +1,9 @@
 package receipt
 
 import (
+	"errors"
 	"fmt"
+	"strings"
 
 	"golang.org/x/sys/unix"
 )
@@ -119,4 +121,31 @@ func (s *Store) dropBallast() error {
 		return err
 	}
 	return fsync(fd)
+}
+
+// RemoveSpares removes what a Store keeps ready or left half-made in a sandbox's receipts folder: names with a "~", which
+// no receipt and no kept output has. It is for whoever has evidence that the sandbox, and with it the Store, is gone. It
+// follows no link. A folder that does not exist has none.
+func RemoveSpares(dir string) error {
+	fd, err := openDir(dir)
+	if errors.Is(err, unix.ENOENT) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	names, err := readNames(fd, dir)
+	if err != nil {
+		return err
+	}
+	for _, name := range names {
+		if !strings.Contains(name, spareMark) {
+			continue
+		}
+		if err := unix.Unlinkat(fd, name, 0); err != nil && !errors.Is(err, unix.ENOENT) {
+			return fmt.Errorf("removing the spare file %s/%s: %w", dir, name, err)
+		}
+	}
+	return nil
 }

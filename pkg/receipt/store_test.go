@@ -364,3 +364,25 @@ func playWriter(dir string) error {
 		fmt.Println(id)
 	}
 }
+
+func TestTheSpareSpaceOfAStoreThatIsGoneIsGivenBackAndNoReceiptWithIt(t *testing.T) {
+	dir := t.TempDir()
+	s := openStore(t, dir, 1<<10)
+	_, err := commitExec(s, "e1", []byte("out"), []byte("err"), signer(t))
+	require.NoError(t, err)
+	require.NoError(t, s.Reserve())
+	require.NoError(t, s.Close())
+	victim := filepath.Join(t.TempDir(), "victim")
+	require.NoError(t, os.WriteFile(victim, nil, 0o600))
+	require.NoError(t, os.Symlink(victim, filepath.Join(dir, "~link")))
+	require.Greater(t, len(namesIn(t, dir)), 3+1)
+	for range 2 {
+		require.NoError(t, RemoveSpares(dir))
+		require.Equal(t, []string{"e1.json", "e1.stderr", "e1.stdout"}, namesIn(t, dir))
+	}
+	require.FileExists(t, victim)
+	link := filepath.Join(t.TempDir(), "link")
+	require.NoError(t, os.Symlink(dir, link))
+	require.ErrorContains(t, RemoveSpares(link), link, "not through a link")
+	require.NoError(t, RemoveSpares(filepath.Join(dir, "none")))
+}
