@@ -85,6 +85,12 @@ func New(o Options) (*Agent, error) {
 }
 
 func checkOptions(o *Options) error {
+	if err := CheckStateDir(o.Config.StateDir); err != nil {
+		return err
+	}
+	if err := checkRootfs(o.Config.Rootfs); err != nil {
+		return err
+	}
 	for _, name := range o.Config.Runtime.Allowed {
 		if o.Runtimes[name] == nil {
 			return fmt.Errorf("starting the agent: runtime %q of runtime.allowed is not built into it: remove it from the list", name)

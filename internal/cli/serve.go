@@ -60,6 +60,9 @@ func runServe(ctx context.Context, c *cli.Command) error {
 		return err
 	}
 	log := newLogger(c.Root().ErrWriter, cfg.Log.Level)
+	if err := agent.CheckStateDir(cfg.StateDir); err != nil {
+		return err
+	}
 	runtimes, err := newRuntimes(&cfg, log)
 	if err != nil {
 		return err
