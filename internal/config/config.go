@@ -1,10 +1,12 @@
 package config
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
 	"io"
 	"os"
+	"reflect"
 	"strconv"
 	"time"
 
@@ -223,12 +225,33 @@ func Parse(b []byte, c *Config) error {
 	if len(b) > maxFileBytes {
 		return fmt.Errorf("%w: the file is larger than %d bytes", ErrInvalid, maxFileBytes)
 	}
-	if err := yaml.UnmarshalStrict(b, c); err != nil {
+	asJSON, err := yaml.YAMLToJSONStrict(b)
+	if err != nil {
 		return fmt.Errorf("%w: %w (every key is listed in docs/operations.md)", ErrInvalid, err)
 	}
-	// YAML 1.1 reads a bare off as a boolean, and the reader hands booleans to a text key as "false".
-	if c.Workspace.Hooks == "false" {
-		c.Workspace.Hooks = "off"
+	var file any
+	d := json.NewDecoder(bytes.NewReader(asJSON))
+	d.UseNumber()
+	if err := d.Decode(&file); err != nil {
+		return fmt.Errorf("%w: %w", ErrInvalid, err)
+	}
+	bareOff(file)
+	if err := newShape(c).check("", file, reflect.TypeFor[Config]()); err != nil {
+		return fmt.Errorf("%w (every key is listed in docs/operations.md)", err)
+	}
+	if asJSON, err = json.Marshal(file); err == nil {
+		err = json.Unmarshal(asJSON, c)
+	}
+	if err != nil {
+		return fmt.Errorf("%w: %w", ErrInvalid, err)
 	}
 	return nil
+}
+
+// bareOff gives "workspace: {hooks: off}" its meaning: YAML 1.1 reads a bare off as false.
+func bareOff(file any) {
+	top, _ := file.(map[string]any)
+	if w, _ := top["workspace"].(map[string]any); w["hooks"] == false {
+		w["hooks"] = "off"
+	}
 }

@@ -95,6 +95,57 @@ func TestWhatTheFileMustNotHoldIsNamed(t *testing.T) {
 	}
 }
 
+func TestWhatIsOfTheWrongKindIsSaidInTheFilesOwnWords(t *testing.T) {
+	for text, want := range map[string]string{
+		"limits: {pids: many}":                 `limits.pids is "many"; allowed: 8 to 65536`,
+		"limits: {pids: 1.5}":                  `limits.pids is 1.5; allowed: 8 to 65536`,
+		"limits: {pids: 99999999999999999999}": `limits.pids is 1`,
+		"limits: {cpus: two}":                  `limits.cpus is "two"; allowed: a number`,
+		"limits: 3":                            `limits is 3; allowed: a section with the keys timeout, max_timeout`,
+		"limits: {pid: 3}":                     `limits.pid is no key; the keys of limits are timeout, max_timeout`,
+		"Limits: {pids: 300}":                  `Limits is no key; the keys of the file are state_dir, socket`,
+		"workspace: {identity: {mail: x}}":     `workspace.identity.mail is no key; the keys of workspace.identity are name, email`,
+		"- a":                                  `the file is a list; allowed: a section with the keys state_dir`,
+		"limits: {timeout: 5}":                 `limits.timeout is 5; allowed: 1ms to 1h0m0s; write it with its unit, for example "90s"`,
+		"limits: {timeout: soon}":              `limits.timeout is "soon"; allowed: 1ms to 1h0m0s; write it with its unit`,
+		"socket: {mode: 0660}":                 `socket.mode is 432; allowed: four octal digits in quotes, for example "0660"`,
+		"socket: {mode: 660}":                  `socket.mode is 660; allowed: four octal digits in quotes`,
+		"socket: {allow_uids: 0}":              `socket.allow_uids is 0; allowed: a list, also for one thing: [x]`,
+		"socket: {allow_uids: [-1]}":           `socket.allow_uids[0] is -1; allowed: a whole number from 0 to 4294967295`,
+		"socket: {allow_uids: [root]}":         `socket.allow_uids[0] is "root"; allowed: a whole number`,
+		"socket: {allow_uids: []}":             `socket.allow_uids is an empty list; allowed: at least one uid`,
+		"workspace: {roots: /srv}":             `workspace.roots is "/srv"; allowed: a list`,
+		"workspace: {roots: [~]}":              `workspace.roots[0] is ""; allowed: no empty item`,
+		"workspace: {hooks: on}":               `workspace.hooks is true; allowed: off, inside (YAML reads a bare on`,
+		"workspace: {allow_root_owned: 'yes'}": `workspace.allow_root_owned is "yes"; allowed: true or false`,
+		"workspace: {identity: {name: 7}}":     `workspace.identity.name is 7; allowed: text; put it in quotes`,
+		"listeners: {tcp: [http]}":             `listeners.tcp[0] is "http"; allowed: a whole number`,
+		"log: {level: {a: b}}":                 `log.level is a section; allowed: debug, info, warn, error`,
+		"retention: {execs: null, age: 1}":     `retention.age is 1; allowed: 1m0s to 87600h0m0s; write it with its unit`,
+		"rootfs: host\nrootfs: host":           `"rootfs" already set`,
+		"limits: {pids: 3, pids: 4}":           `"pids" already set`,
+	} {
+		c := Default(16 * gib)
+		err := Parse([]byte(text), &c)
+		if err == nil {
+			err = c.Validate()
+		}
+		require.ErrorIs(t, err, ErrInvalid, text)
+		require.ErrorContains(t, err, want, text)
+		for _, word := range []string{"json", "unmarshal", "Go ", "int64", "[]string", "uint32"} {
+			if !strings.Contains(err.Error(), "already set") { // the YAML library's own words
+				require.NotContains(t, err.Error(), word, text)
+			}
+		}
+	}
+}
+
+func TestAKeyWithoutAValueKeepsItsDefault(t *testing.T) {
+	c := Default(16 * gib)
+	require.NoError(t, Parse([]byte("limits:\nlog: {level: }\n"), &c))
+	require.Equal(t, Default(16*gib), c)
+}
+
 func TestLoadNamesTheFileThatItCannotRead(t *testing.T) {
 	missing := filepath.Join(t.TempDir(), "missing.yaml")
 	_, err := Load(missing)

@@ -40,6 +40,14 @@ type intRange struct {
 	isDuration bool
 }
 
+// text is the range as an operator reads it.
+func (r intRange) text() string {
+	if r.isDuration {
+		return fmt.Sprintf("%s to %s", time.Duration(r.low), time.Duration(r.high))
+	}
+	return strings.TrimSpace(fmt.Sprintf("%d to %d %s", r.low, r.high, r.unit))
+}
+
 func (c *Config) ranges() []intRange {
 	l := c.Limits
 	d := func(key string, v Duration, low, high time.Duration) intRange {
@@ -75,7 +83,7 @@ func (c *Config) Validate() error {
 }
 
 func bad(key string, value any, allowed string) error {
-	return fmt.Errorf("%w: %s is %#v; allowed: %s", ErrInvalid, key, value, allowed)
+	return fmt.Errorf("%w: %s is %s; allowed: %s", ErrInvalid, key, show(value), allowed)
 }
 
 func absClean(p string) bool { return filepath.IsAbs(p) && filepath.Clean(p) == p }
@@ -173,10 +181,11 @@ func (c *Config) checkRanges() error {
 		if r.value >= r.low && r.value <= r.high {
 			continue
 		}
+		var value any = r.value
 		if r.isDuration {
-			return bad(r.key, time.Duration(r.value).String(), fmt.Sprintf("%s to %s", time.Duration(r.low), time.Duration(r.high)))
+			value = time.Duration(r.value)
 		}
-		return bad(r.key, r.value, strings.TrimSpace(fmt.Sprintf("%d to %d %s", r.low, r.high, r.unit)))
+		return bad(r.key, value, r.text())
 	}
 	if c.Limits.CPUs < 0 || c.Limits.CPUs > 4096 || c.Limits.CPUs != c.Limits.CPUs {
 		return bad("limits.cpus", c.Limits.CPUs, "0 (no limit) to 4096 cores")
