@@ -8,6 +8,7 @@ import (
 	"os"
 	"reflect"
 	"strconv"
+	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -227,7 +228,7 @@ func Parse(b []byte, c *Config) error {
 	}
 	asJSON, err := yaml.YAMLToJSONStrict(b)
 	if err != nil {
-		return fmt.Errorf("%w: %w (every key is listed in docs/operations.md)", ErrInvalid, err)
+		return fmt.Errorf("%w: %s (every key is listed in docs/operations.md)", ErrInvalid, yamlWords(err))
 	}
 	var file any
 	d := json.NewDecoder(bytes.NewReader(asJSON))
@@ -254,4 +255,9 @@ func bareOff(file any) {
 	if w, _ := top["workspace"].(map[string]any); w["hooks"] == false {
 		w["hooks"] = "off"
 	}
+}
+
+// yamlWords is what is wrong with the YAML, on one line and without the library's own machinery.
+func yamlWords(err error) string {
+	return strings.NewReplacer("yaml: unmarshal errors:\n  ", "", "\n  ", "; ", "json: unsupported value: ", "no key takes ").Replace(err.Error())
 }
