@@ -215,12 +215,8 @@ func checkBranch(ctx context.Context, base git, w Wanted) error {
 // fails, in one step, so that Undo never takes a branch away that somebody else made.
 func makeBranch(ctx context.Context, base git, w Wanted) (start string, err error) {
 	ref := "refs/heads/" + w.Branch
-	if _, err := base.run(ctx, "rev-parse", "--verify", "--quiet", ref); err == nil {
-		if w.BaseRef != "" {
-			return "", fmt.Errorf("%w: branch %q exists already in %s: leave base_ref empty to continue on it, or name another branch",
-				ErrRefused, w.Branch, w.Repository)
-		}
-		return "", nil
+	if tip, err := base.run(ctx, "rev-parse", "--verify", "--quiet", ref); err == nil {
+		return "", checkStart(ctx, base, w, strings.TrimSpace(tip))
 	}
 	from := w.BaseRef
 	if from == "" {
@@ -235,6 +231,19 @@ func makeBranch(ctx context.Context, base git, w Wanted) (start string, err erro
 		return "", fmt.Errorf("%w: creating branch %q in %s: %w", ErrRefused, w.Branch, w.Repository, err)
 	}
 	return id, nil
+}
+
+// checkStart refuses a base_ref that a branch which exists is not at. That it is at it can be an earlier try's work.
+func checkStart(ctx context.Context, base git, w Wanted, tip string) error {
+	if w.BaseRef == "" {
+		return nil
+	}
+	id, err := base.commit(ctx, w.BaseRef)
+	if err == nil && id != tip {
+		err = fmt.Errorf("%w: branch %q exists already in %s, and not at base_ref %q: leave base_ref empty to continue on it, or name another branch",
+			ErrRefused, w.Branch, w.Repository, w.BaseRef)
+	}
+	return err
 }
 
 // commit is the id of the commit that a caller's name stands for.

@@ -287,6 +287,19 @@ func TestUndoTakesAwayExactlyWhatOpenMade(t *testing.T) {
 	require.Contains(t, branches(t, repo), "mine")
 }
 
+func TestTheSameWishesAreFulfilledAgainByWhatAnInterruptedCallLeft(t *testing.T) {
+	repo, dir := setUp(t)
+	w := Wanted{Repository: repo, Worktree: filepath.Join(dir, "wt"), Branch: "b", BaseRef: "main"}
+	testkit.GitAs(t, uid, repo, "branch", "b", "main")
+	ws, err := Open(t.Context(), w)
+	require.NoError(t, err, "the branch was made and the worktree was not")
+	require.Empty(t, ws.BranchStart, "it may be somebody else's")
+	again, err := Open(t.Context(), w)
+	require.NoError(t, err, "both were made")
+	require.False(t, again.Created)
+	require.Equal(t, "b", again.Branch)
+}
+
 func TestUndoKeepsABranchThatHasMovedAndSaysSo(t *testing.T) {
 	repo, dir := setUp(t)
 	wt := filepath.Join(dir, "wt")
