@@ -171,14 +171,7 @@ func verifyAll(c *cli.Command, dir string) error {
 	}
 	bad := 0
 	for _, d := range dirs {
-		pub, err := keyFor(c, d)
-		if err != nil {
-			return err
-		}
-		report, err := verify.Chain(d, pub)
-		if err != nil {
-			return err
-		}
+		report := chainOf(c, d)
 		if !report.OK() {
 			bad++
 		}
@@ -190,6 +183,20 @@ func verifyAll(c *cli.Command, dir string) error {
 		return fmt.Errorf("%d of %d receipts folders do not verify", bad, len(dirs))
 	}
 	return nil
+}
+
+// chainOf is a folder's report. A folder that can't be checked at all, without a key for example, is one that does not
+// verify: it must not hide what is wrong with the others.
+func chainOf(c *cli.Command, dir string) verify.ChainReport {
+	pub, err := keyFor(c, dir)
+	if err != nil {
+		return verify.ChainReport{Problems: []string{err.Error()}}
+	}
+	report, err := verify.Chain(dir, pub)
+	if err != nil {
+		report.Problems = append(report.Problems, err.Error())
+	}
+	return report
 }
 
 // sandboxDirs: a folder without receipts of its own, but with folders, is one of many sandboxes.

@@ -109,6 +109,23 @@ func TestReceiptVerifyAllChecksTheChain(t *testing.T) {
 	require.NotEmpty(t, report.Problems)
 }
 
+func TestReceiptVerifyAllNamesAFolderWithoutAKeyAndChecksTheOthers(t *testing.T) {
+	dir := stateWithReceipts(t)
+	all := filepath.Dir(dir)
+	keyless := filepath.Join(all, "sb-0000000000000000") // before the good one
+	require.NoError(t, os.CopyFS(keyless, os.DirFS(dir)))
+	last := filepath.Join(all, "sb-ffffffffffffffff")
+	require.NoError(t, os.Mkdir(last, 0o700))
+
+	code, out, stderr := runCLI(t.Context(), "receipt", "verify", "--all", all)
+	require.Equal(t, ExitError, code)
+	require.Contains(t, out, keyless+": 0 receipts, NOT verified")
+	require.Contains(t, out, "sb-0000000000000000.pub")
+	require.Contains(t, out, dir+": 2 receipts, verified")
+	require.Contains(t, out, last+": 0 receipts, NOT verified")
+	require.Contains(t, stderr, "2 of 3 receipts folders do not verify")
+}
+
 func TestReceiptVerifyElsewhereNeedsTheKeyNamed(t *testing.T) {
 	dir := stateWithReceipts(t)
 	b, err := os.ReadFile(filepath.Join(dir, "e1.json"))
