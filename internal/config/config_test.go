@@ -3,6 +3,7 @@ package config
 import (
 	"os"
 	"path/filepath"
+	"reflect"
 	"strings"
 	"testing"
 	"time"
@@ -187,5 +188,43 @@ func TestWorkspacePathsAreRefusedByTheirText(t *testing.T) {
 	require.NoError(t, c.CheckWorkspacePath("w", "/srv/a/b c"))
 	for _, outside := range []string{"/home", "/opt/x", "/homes/x"} {
 		require.ErrorContains(t, c.CheckWorkspacePath("w", outside), "none of workspace.roots")
+	}
+}
+
+// keys are all keys of the file, each with its path.
+func keys(prefix string, t reflect.Type) []string {
+	var all []string
+	for f := range t.Fields() {
+		name := prefix + f.Tag.Get("json")
+		if f.Type.Kind() == reflect.Struct {
+			all = append(all, keys(name+".", f.Type)...)
+		} else {
+			all = append(all, name)
+		}
+	}
+	return all
+}
+
+func TestOperationsDescribesEveryKeyAndSaysWhichDoNothingYet(t *testing.T) {
+	b, err := os.ReadFile(filepath.Join("..", "..", "docs", "operations.md"))
+	require.NoError(t, err)
+	row := func(key string) string {
+		section, last := key[:strings.LastIndex(key, ".")+1], key[strings.LastIndex(key, ".")+1:]
+		for line := range strings.Lines(string(b)) {
+			name, _, _ := strings.Cut(strings.TrimPrefix(line, "| "), " | ")
+			if !strings.HasPrefix(line, "| ") {
+				continue
+			}
+			if strings.Contains(name, "`"+key+"`") || strings.Contains(name, "`"+section) && strings.Contains(name, "`."+last+"`") {
+				return line
+			}
+		}
+		return ""
+	}
+	for _, key := range keys("", reflect.TypeFor[Config]()) {
+		require.NotEmpty(t, row(key), key)
+		section, _, _ := strings.Cut(key, ".")
+		notYet := section == "listeners" || section == "retention" || section == "containerd"
+		require.Equal(t, notYet, strings.Contains(row(key), "accepted, not applied yet"), key)
 	}
 }
