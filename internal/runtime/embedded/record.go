@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -24,8 +25,29 @@ type record struct {
 	View   json.RawMessage `json:"view,omitempty"`
 }
 
+// unfinished ends the name of a record that is being written; an agent that is killed then leaves it.
+const unfinished = "~"
+
 func (r *Runtime) recordPath(id string) string {
 	return filepath.Join(r.opts.StateDir, "records", id+".json")
+}
+
+// recordFiles are all that there may be of a sandbox's record, the record itself last.
+func (r *Runtime) recordFiles(id string) []string {
+	path := r.recordPath(id)
+	return []string{path + unfinished, path}
+}
+
+// recordedIDs are the sandboxes of which the names in the folder of records tell, also those of unfinished ones alone.
+func recordedIDs(names []string) []string {
+	var ids []string
+	for _, name := range names {
+		if id, ok := strings.CutSuffix(strings.TrimSuffix(name, unfinished), ".json"); ok {
+			ids = append(ids, id)
+		}
+	}
+	slices.Sort(ids)
+	return slices.Compact(ids)
 }
 
 func (r *Runtime) writeRecord(rec record) error {
@@ -34,10 +56,10 @@ func (r *Runtime) writeRecord(rec record) error {
 		return fmt.Errorf("writing the record of sandbox %s: %w", rec.Identity.SandboxID, err)
 	}
 	path := r.recordPath(rec.Identity.SandboxID)
-	if err := os.WriteFile(path+"~", b, 0o600); err != nil {
+	if err := os.WriteFile(path+unfinished, b, 0o600); err != nil {
 		return fmt.Errorf("writing the record of sandbox %s: %w", rec.Identity.SandboxID, err)
 	}
-	if err := os.Rename(path+"~", path); err != nil {
+	if err := os.Rename(path+unfinished, path); err != nil {
 		return fmt.Errorf("writing the record of sandbox %s: %w", rec.Identity.SandboxID, err)
 	}
 	return nil

@@ -538,13 +538,11 @@ func (r *Runtime) List(context.Context) ([]string, error) {
 	if err != nil {
 		return nil, fmt.Errorf("listing sandboxes: %w", err)
 	}
-	var ids []string
-	for _, de := range des {
-		if id, ok := strings.CutSuffix(de.Name(), ".json"); ok {
-			ids = append(ids, id)
-		}
+	names := make([]string, len(des))
+	for i, de := range des {
+		names[i] = de.Name()
 	}
-	return ids, nil
+	return recordedIDs(names), nil
 }
 
 var forwardOnce sync.Once

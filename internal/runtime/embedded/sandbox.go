@@ -307,7 +307,7 @@ func (r *Runtime) sweep(ctx context.Context, rec record, ev *evidence) error {
 		return fmt.Errorf("removing sandbox %s: %w: %s: %w", id.SandboxID, runtime.ErrNoEvidence, states(t.pids()), err)
 	}
 	ev.add("cgroup_empty", "no cgroup of it is left in %d hierarchies", len(id.Cgroups))
-	for _, path := range []string{filepath.Join(r.containersDir(), id.SandboxID), id.Dir, r.recordPath(id.SandboxID)} {
+	for _, path := range append([]string{filepath.Join(r.containersDir(), id.SandboxID), id.Dir}, r.recordFiles(id.SandboxID)...) {
 		if path == "" {
 			continue
 		}
