@@ -127,7 +127,9 @@ func slotSettings(h hierarchy, r runtime.Resources) []setting {
 			out = append(out, setting{file: "memory.max", value: v}, setting{file: "memory.swap.max", value: "0", optional: true})
 		} else {
 			// The sum of memory and swap can't be below the memory limit: that one first.
-			out = append(out, setting{file: "memory.limit_in_bytes", value: v}, setting{file: "memory.memsw.limit_in_bytes", value: v, optional: true})
+			// v1 doesn't count what sockets hold, of whatever protocol, unless it has a limit of its own (v2 does).
+			out = append(out, setting{file: "memory.limit_in_bytes", value: v}, setting{file: "memory.memsw.limit_in_bytes", value: v, optional: true},
+				setting{file: "memory.kmem.tcp.limit_in_bytes", value: v, optional: true})
 		}
 	}
 	if r.CPUs > 0 && h.has("cpu") {

@@ -118,7 +118,7 @@ func TestLimitsAreWrittenInEachKernelsWords(t *testing.T) {
 	r := runtime.Resources{CPUs: 1.5, MemoryBytes: 1 << 20, Pids: 64}
 	v2 := hierarchy{v2: true, controllers: []string{"cpu", "memory", "pids"}}
 	require.Equal(t, map[string]string{"pids.max": "64", "memory.max": "1048576", "memory.swap.max": "0", "cpu.max": "150000 100000"}, values(slotSettings(v2, r)))
-	require.Equal(t, map[string]string{"memory.limit_in_bytes": "1048576", "memory.memsw.limit_in_bytes": "1048576"},
+	require.Equal(t, map[string]string{"memory.limit_in_bytes": "1048576", "memory.memsw.limit_in_bytes": "1048576", "memory.kmem.tcp.limit_in_bytes": "1048576"},
 		values(slotSettings(hierarchy{controllers: []string{"memory"}}, r)))
 	require.Equal(t, map[string]string{"cpu.cfs_period_us": "100000", "cpu.cfs_quota_us": "150000"}, values(slotSettings(hierarchy{controllers: []string{"cpu", "cpuacct"}}, r)))
 	require.Equal(t, map[string]string{"cpu.cfs_period_us": "100000", "cpu.cfs_quota_us": "1000"},
