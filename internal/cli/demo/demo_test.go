@@ -134,6 +134,34 @@ func TestTheRepositoryIsLeftAsItWas(t *testing.T) {
 	require.NoError(t, r.forget(t.Context(), worktree, "sandbox-demo/x"), "a second time is fine")
 }
 
+func TestTheLinesForWhoDoesNotWaitRemoveWhatIsLeft(t *testing.T) {
+	testkit.Need(t, testkit.Root, testkit.Git)
+	for _, uid := range []int{0, 1234} {
+		repo := testkit.Repo(t, uid)
+		before := testkit.GitAs(t, uid, repo, "for-each-ref")
+		r, err := openRepository(t.Context(), repo)
+		require.NoError(t, err)
+		p, err := newPlace(r)
+		require.NoError(t, err)
+		t.Cleanup(func() { os.RemoveAll(p.dir) })
+		tr := &tour{repo: r, place: p, worktree: filepath.Join(p.work, "x"), branch: "sandbox-demo/x"}
+		_, err = r.git(t.Context(), "worktree", "add", "-b", tr.branch, tr.worktree)
+		require.NoError(t, err)
+
+		for _, line := range tr.left()() {
+			if command, ok := strings.CutPrefix(line, "  "); ok {
+				cmd := exec.Command("bash", "-c", command)
+				cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "HOME=/nonexistent", "GIT_CONFIG_NOSYSTEM=1"}
+				out, err := cmd.CombinedOutput()
+				require.NoError(t, err, "%s: %s", command, out)
+			}
+		}
+		require.NoDirExists(t, p.dir)
+		require.Equal(t, before, testkit.GitAs(t, uid, repo, "for-each-ref"))
+		require.Equal(t, 1, strings.Count(testkit.GitAs(t, uid, repo, "worktree", "list", "--porcelain"), "worktree "))
+	}
+}
+
 func TestWhatIsNoUsableRepositoryIsSaid(t *testing.T) {
 	testkit.Need(t, testkit.Root, testkit.Git)
 	dir := testkit.StateDir(t)
