@@ -3,12 +3,11 @@ package workspace
 import (
 	"bytes"
 	"context"
-	"errors"
 	"fmt"
 	"os/exec"
+	"runtime"
 	"strconv"
 	"strings"
-	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -59,6 +58,8 @@ type git struct {
 	dir   string
 	owner Owner
 	env   []string // added to gitEnv
+	// folders are what Git sees besides its own programs: the repository's Git folder and maybe a worktree.
+	folders []string
 	// timeout is gitTimeout unless it is set.
 	timeout time.Duration
 }
@@ -79,15 +80,6 @@ func (b *boundedBuffer) Write(p []byte) (int, error) {
 	return n, nil
 }
 
-// killGroup ends Git and its helpers, which would hold the pipes open. Before Linux 6.9, which can signal a group through
-// a pidfd, only Git itself is ended; its pipes are then given up after WaitDelay.
-func killGroup(cmd *exec.Cmd, pidfd int) error {
-	if pidfd >= 0 && unix.PidfdSendSignal(pidfd, unix.SIGKILL, nil, unix.PIDFD_SIGNAL_PROCESS_GROUP) == nil {
-		return nil
-	}
-	return cmd.Process.Kill()
-}
-
 // run gives Git's standard output. A non-zero exit is an error with the end of its standard error.
 func (g git) run(ctx context.Context, args ...string) (string, error) {
 	timeout := g.timeout
@@ -96,25 +88,24 @@ func (g git) run(ctx context.Context, args ...string) (string, error) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
-	cmd := exec.CommandContext(ctx, "git", args...)
-	cmd.Dir, cmd.Env = g.dir, append(gitEnv(), g.env...)
+	cmd := exec.CommandContext(ctx, "/proc/self/exe", args...)
+	cmd.Args[0] = jailName
+	cmd.Env = append(append(gitEnv(), g.env...), jailSpec{Owner: g.owner, Dir: g.dir, Folders: g.folders}.variable())
 	stdout, stderr := &boundedBuffer{max: gitMaxOutput}, &boundedBuffer{max: 4096}
 	cmd.Stdout, cmd.Stderr = stdout, stderr
 	pidfd := -1
-	cmd.SysProcAttr = &syscall.SysProcAttr{
-		Setpgid:    true,
-		PidFD:      &pidfd,
-		Credential: &syscall.Credential{Uid: g.owner.UID, Gid: g.owner.GID, Groups: []uint32{}},
-	}
-	cmd.Cancel = func() error { return killGroup(cmd, pidfd) }
+	cmd.SysProcAttr = jailAttr(&pidfd)
+	// Git is the first process of a PID namespace: its end is that of all its helpers.
+	cmd.Cancel = func() error { return cmd.Process.Kill() }
 	cmd.WaitDelay = time.Second
+	// PR_SET_PDEATHSIG in the jail is about the thread that forks it: that one must stay.
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
 	err := cmd.Run()
 	if pidfd >= 0 {
 		unix.Close(pidfd)
 	}
 	switch {
-	case errors.Is(err, exec.ErrNotFound):
-		return "", fmt.Errorf("%w: no git in %s: install it (apt install git)", ErrGit, gitPath)
 	case ctx.Err() != nil:
 		return "", fmt.Errorf("%w: git %s in %s took longer than %s or was cancelled: %w", ErrGit, args[0], g.dir, timeout, ctx.Err())
 	case err != nil:

@@ -15,7 +15,7 @@ func Undo(ctx context.Context, ws Workspace) error {
 	// Whatever ended the caller must not end this; Git's own time limit does.
 	ctx = context.WithoutCancel(ctx)
 	owner, err := statDir("repository", ws.Repository)
-	base := git{dir: ws.Repository, owner: owner, env: []string{"GIT_DIR=" + ws.CommonDir}}
+	base := trusted(ws.Repository, ws.CommonDir, ws.Worktree, owner)
 	if ws.Created {
 		if err == nil {
 			err = removeWorktree(ctx, base, ws.Worktree)

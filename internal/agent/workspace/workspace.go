@@ -9,6 +9,8 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/sandbox-agent/sandbox-agent/pkg/mounts"
 )
 
 // Wanted is what a caller asked for; the paths' texts have been checked already.
@@ -46,7 +48,10 @@ func Open(ctx context.Context, w Wanted) (Workspace, error) {
 	if err := checkOwner("repository", w.Repository, owner, w.AllowRootOwned); err != nil {
 		return Workspace{}, err
 	}
-	base := git{dir: w.Repository, owner: owner, env: []string{"GIT_DIR=" + common}}
+	if err := checkGitFolder(common); err != nil {
+		return Workspace{}, err
+	}
+	base := trusted(w.Repository, common, w.Worktree, owner)
 	if _, err := base.run(ctx, "rev-parse", "--git-common-dir"); err != nil {
 		return Workspace{}, fmt.Errorf("%w: repository %s is not one that Git can read: %w", ErrRefused, w.Repository, err)
 	}
@@ -84,10 +89,37 @@ func checkAdopted(ctx context.Context, base git, ws Workspace, w Wanted) error {
 	if err != nil {
 		return err
 	}
-	in := git{dir: ws.Worktree, owner: ws.Owner}
+	in := git{dir: ws.Worktree, owner: ws.Owner, folders: []string{ws.CommonDir, ws.Worktree}}
 	if _, err := in.run(ctx, "merge-base", "--is-ancestor", id, "HEAD"); err != nil {
 		return fmt.Errorf("%w: worktree %s exists and is %s, which does not come from base_ref %q: leave base_ref out to take it as it is, or name a worktree that does not exist",
 			ErrRefused, w.Worktree, on, w.BaseRef)
+	}
+	return nil
+}
+
+// trusted is Git in a base clone, for the sake of a worktree. Both folders are named, so that no file in the repository
+// says where they are (C/commondir would).
+func trusted(repository, common, worktree string, owner Owner) git {
+	return git{dir: repository, owner: owner, env: []string{"GIT_DIR=" + common, "GIT_COMMON_DIR=" + common}, folders: []string{common, worktree}}
+}
+
+// checkGitFolder refuses what has no place in a Git folder and would mislead Git or make it hang: a link, a FIFO, a
+// device, and in a base clone a commondir, which names another repository's.
+func checkGitFolder(dir string) error {
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return fmt.Errorf("looking into the Git folder %s: %w", dir, err)
+	}
+	linked := filepath.Base(filepath.Dir(dir)) == "worktrees"
+	for _, e := range entries {
+		if !e.IsDir() && !e.Type().IsRegular() {
+			return fmt.Errorf("%w: %s is neither a file nor a folder (a command may have made it): look at it, and remove it",
+				ErrRefused, filepath.Join(dir, e.Name()))
+		}
+		if e.Name() == "commondir" && !linked {
+			return fmt.Errorf("%w: %s makes this repository a part of another one (a command may have written it): look at it, and remove it",
+				ErrRefused, filepath.Join(dir, e.Name()))
+		}
 	}
 	return nil
 }
@@ -201,7 +233,7 @@ func checkBranch(ctx context.Context, base git, w Wanted) error {
 		}
 		remedy := fmt.Sprintf("choose another branch (--branch), or adopt that worktree (--worktree %s)", x.path)
 		switch {
-		case x.gone:
+		case !mounts.Exists(x.path): // not as Git says: it doesn't see other worktrees
 			remedy = fmt.Sprintf("that folder is gone; git -C %s worktree prune forgets it", w.Repository)
 		case x.path == w.Repository:
 			remedy = "that is the base clone itself; choose another branch (--branch)"
@@ -287,7 +319,10 @@ func adopt(ctx context.Context, base git, ws Workspace, allowRoot bool) (Workspa
 			ErrRefused, ws.Worktree, owner, meta, metaOwner)
 	}
 	ws.Owner = owner
-	in := git{dir: ws.Worktree, owner: owner}
+	if err := checkGitFolder(meta); err != nil {
+		return Workspace{}, err
+	}
+	in := git{dir: ws.Worktree, owner: owner, folders: []string{ws.CommonDir, ws.Worktree}}
 	out, err := in.run(ctx, "rev-parse", "--path-format=absolute", "--git-common-dir", "--git-dir", "--show-toplevel")
 	if err != nil {
 		return Workspace{}, notLinked(err.Error())
@@ -323,7 +358,6 @@ func adopt(ctx context.Context, base git, ws Workspace, allowRoot bool) (Workspa
 type listed struct {
 	path   string
 	branch string // empty when HEAD is detached
-	gone   bool   // its folder is
 }
 
 // parseWorktrees reads the output of "git worktree list --porcelain -z". Each record begins with its path.
@@ -340,9 +374,6 @@ func parseWorktrees(list string) []listed {
 		last := &out[len(out)-1]
 		if ref, ok := strings.CutPrefix(field, "branch "); ok {
 			last.branch = strings.TrimPrefix(ref, "refs/heads/")
-		}
-		if strings.HasPrefix(field, "prunable") {
-			last.gone = true
 		}
 	}
 	return out
