@@ -12,11 +12,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Exists says whether there is something at path, without following a symlink in any component.
+// Exists says whether there is something at path. Whatever can't be said for certain counts as there, a symlink in any
+// component included: opening it as a source then fails, where a seal would otherwise be left out in silence.
 func Exists(path string) bool {
 	f, err := openPath(unix.AT_FDCWD, path, unix.RESOLVE_NO_SYMLINKS)
 	if err != nil {
-		return false
+		return !errors.Is(err, fs.ErrNotExist)
 	}
 	f.Close()
 	return true

@@ -59,14 +59,14 @@ func ownerOf(f *os.File) (Owner, error) {
 // makeFor makes an empty folder that belongs to owner: by descriptor of its parent, so that no link can send it
 // elsewhere. It reports whether the folder was made (false: it was there, or it could not be made).
 func makeFor(path string, owner Owner) (bool, error) {
-	parent, err := openDir("the folder above the worktree", filepath.Dir(path))
+	parent, err := openDir("the folder above "+path, filepath.Dir(path))
 	if err != nil {
 		return false, err
 	}
 	defer parent.Close()
 	name := filepath.Base(path)
 	if err := unix.Mkdirat(int(parent.Fd()), name, 0o755); err != nil {
-		return false, fmt.Errorf("making the worktree's folder %s: mkdirat: %w", path, err)
+		return false, fmt.Errorf("making the folder %s: mkdirat: %w", path, err)
 	}
 	if err := chownNew(parent, name, owner); err != nil {
 		return true, errors.Join(err, removeMade(path))
@@ -97,7 +97,7 @@ func chownNew(parent *os.File, name string, owner Owner) error {
 
 // removeMade takes an empty folder of ours away again.
 func removeMade(path string) error {
-	parent, err := openDir("the folder above the worktree", filepath.Dir(path))
+	parent, err := openDir("the folder above "+path, filepath.Dir(path))
 	if err != nil {
 		return err
 	}

@@ -135,3 +135,25 @@ func TestTrustedGitAnswersAndFailsAsGitDoes(t *testing.T) {
 	require.ErrorIs(t, err, ErrGit)
 	require.ErrorContains(t, err, "no-such-command")
 }
+
+func TestP11WhatATemplateLeftOutIsMadeSoThatItCanBeSealed(t *testing.T) {
+	repo, dir := setUp(t)
+	for _, name := range []string{"hooks", "info", "objects/info"} {
+		require.NoError(t, os.RemoveAll(filepath.Join(repo, ".git", name)))
+	}
+	_, err := Open(t.Context(), Wanted{Repository: repo, Worktree: filepath.Join(dir, "wt"), Branch: "new"})
+	require.NoError(t, err)
+	for _, name := range []string{"hooks", "info", "objects/info"} {
+		owner, err := statDir("folder", filepath.Join(repo, ".git", name))
+		require.NoError(t, err)
+		require.Equal(t, Owner{uid, uid}, owner)
+	}
+}
+
+func TestP12ConfigurationThatACommandCouldWriteIsRefused(t *testing.T) {
+	repo, dir := setUp(t)
+	testkit.GitAs(t, uid, repo, "config", "extensions.worktreeConfig", "true")
+	_, err := Open(t.Context(), Wanted{Repository: repo, Worktree: filepath.Join(dir, "wt"), Branch: "new"})
+	require.ErrorIs(t, err, ErrRefused)
+	require.ErrorContains(t, err, "extensions.worktreeConfig")
+}

@@ -51,9 +51,18 @@ func Open(ctx context.Context, w Wanted) (Workspace, error) {
 	if err := checkGitFolder(common); err != nil {
 		return Workspace{}, err
 	}
+	if err := makeSealed(common, owner); err != nil {
+		return Workspace{}, err
+	}
 	base := trusted(w.Repository, common, w.Worktree, owner)
 	if _, err := base.run(ctx, "rev-parse", "--git-common-dir"); err != nil {
 		return Workspace{}, fmt.Errorf("%w: repository %s is not one that Git can read: %w", ErrRefused, w.Repository, err)
+	}
+	if on, err := base.run(ctx, "config", "--type=bool", "--default=false", "--get", "extensions.worktreeConfig"); err != nil {
+		return Workspace{}, err
+	} else if strings.TrimSpace(on) != "false" {
+		return Workspace{}, fmt.Errorf("%w: repository %s has extensions.worktreeConfig on (git sparse-checkout sets it), so a file that a command can write is configuration: use a clone without it (git config --unset extensions.worktreeConfig)",
+			ErrRefused, w.Repository)
 	}
 	ws := Workspace{Repository: w.Repository, Worktree: w.Worktree, CommonDir: common, Owner: owner, BaseRef: w.BaseRef}
 	_, err = statDir("worktree", w.Worktree)
@@ -101,6 +110,21 @@ func checkAdopted(ctx context.Context, base git, ws Workspace, w Wanted) error {
 // says where they are (C/commondir would).
 func trusted(repository, common, worktree string, owner Owner) git {
 	return git{dir: repository, owner: owner, env: []string{"GIT_DIR=" + common, "GIT_COMMON_DIR=" + common}, folders: []string{common, worktree}}
+}
+
+// makeSealed makes the folders of a base clone that commands may not write and that Git works without, where a template
+// left them out: what is not there can't be sealed, and a command could make it.
+func makeSealed(common string, owner Owner) error {
+	for _, name := range []string{"hooks", "info", "objects/info"} {
+		path := filepath.Join(common, name)
+		if mounts.Exists(path) {
+			continue
+		}
+		if _, err := makeFor(path, owner); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // checkGitFolder refuses what has no place in a Git folder and would mislead Git or make it hang: a link, a FIFO, a
