@@ -21,8 +21,11 @@ const (
 	// one that is too long is refused by limits.command_bytes, which says so.
 	maxRequest = 8 << 20
 	// noCompression: on a unix socket gzip costs more than it saves. Compressed requests are still understood.
-	noCompression   = 1 << 30
-	headerTimeout   = 10 * time.Second
+	noCompression = 1 << 30
+	headerTimeout = 10 * time.Second
+	// requestTimeout is for all of a request, its body included: it is small, and comes from this node. The answer may
+	// take as long as it takes.
+	requestTimeout  = 30 * time.Second
 	idleTimeout     = 10 * time.Minute
 	shutdownTimeout = 5 * time.Second
 )
@@ -47,9 +50,9 @@ func Serve(ctx context.Context, o Options) error {
 	if err != nil {
 		return err
 	}
-	srv := newHTTPServer(handler(o.Agent, o.Socket.AllowUIDs, o.Log), o.Log)
+	srv := newHTTPServer(onlyAdmitted(handler(o.Agent, o.Log)), o.Log)
 	served := make(chan error, 1)
-	go func() { served <- srv.Serve(l) }()
+	go func() { served <- srv.Serve(newDoor(l, o.Socket.AllowUIDs, o.Log)) }()
 	if o.Ready != nil {
 		o.Ready()
 	}
@@ -79,10 +82,9 @@ func shutDown(srv *http.Server, l net.Listener, a *agent.Agent) error {
 	return errors.Join(lErr, aErr, sErr)
 }
 
-// handler is the API as an HTTP handler; the server's ConnContext must be withPeer.
-func handler(a *agent.Agent, allowUIDs []uint32, log *slog.Logger) http.Handler {
-	// The first interceptor is the outermost.
-	server := connect.NewServer(guard(log), admit(allowUIDs, log))
+// handler is the API as an HTTP handler.
+func handler(a *agent.Agent, log *slog.Logger) http.Handler {
+	server := connect.NewServer(guard(log))
 	register(server, a)
 	mux := http.NewServeMux()
 	connecthttp.Mount(mux, server, connecthttp.WithCodecs(codecs()...), connecthttp.WithReadMaxBytes(maxRequest), connecthttp.WithCompressMinBytes(noCompression))
@@ -96,7 +98,7 @@ func newHTTPServer(h http.Handler, log *slog.Logger) *http.Server {
 	p.SetUnencryptedHTTP2(true)
 	return &http.Server{
 		Handler: h, Protocols: p, ConnContext: withPeer,
-		ReadHeaderTimeout: headerTimeout, IdleTimeout: idleTimeout,
+		ReadHeaderTimeout: headerTimeout, ReadTimeout: requestTimeout, IdleTimeout: idleTimeout,
 		ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelWarn),
 	}
 }
