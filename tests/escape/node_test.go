@@ -6,8 +6,12 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"unsafe"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+
+	"github.com/sandbox-agent/sandbox-agent/internal/testkit"
 )
 
 // flat is a session with little memory, for attacks on what the node holds on behalf of a command.
@@ -85,4 +89,81 @@ while True: time.sleep(1)
 		require.LessOrEqual(t, socketBytes(t)-before, int64(flatMemory), "bytes of the node that a command's sockets hold")
 	})
 	s.alive()
+}
+
+// What the kernel counts for each user of the node, and not for a cgroup: a command that uses it up must not use up
+// root's (user_namespaces(7): what is counted in a user namespace is counted in its creator's account, too). The node's
+// own part is what a daemon of the node, or the agent, would do next.
+func TestP16ACommandLeavesTheNodesRootWhatIsCountedForEachUser(t *testing.T) {
+	testkit.Need(t, testkit.Program("python3"))
+	s := newSession(t, flat)
+	for _, c := range []struct {
+		name, program string
+		here          func(t *testing.T) error
+	}{
+		{"inotify instances", `import ctypes
+l=ctypes.CDLL(None); n=0
+while n<3000 and l.inotify_init()>=0: n+=1
+print(0<n<3000); hold()`, func(*testing.T) error {
+			fd, err := unix.InotifyInit1(unix.IN_CLOEXEC)
+			if err == nil {
+				err = unix.Close(fd)
+			}
+			return err
+		}},
+		{"inotify watches", `import ctypes
+l=ctypes.CDLL(None); n=0; full=False; os.makedirs("/tmp/w",exist_ok=True)
+fds=[l.inotify_init() for i in range(110)]
+names=[]
+try:
+    while len(names)<1900: open("/tmp/w/%d"%len(names),"w").close(); names.append(b"/tmp/w/%d"%len(names))
+except OSError: pass
+for fd in fds:
+    for name in names:
+        if full or n>400000: break
+        if l.inotify_add_watch(fd,name,2)<0: full=True
+        else: n+=1
+print(0<n<400000); hold()`, func(t *testing.T) error {
+			fd, err := unix.InotifyInit1(unix.IN_CLOEXEC)
+			require.NoError(t, err)
+			defer unix.Close(fd)
+			_, err = unix.InotifyAddWatch(fd, t.TempDir(), unix.IN_MODIFY)
+			return err
+		}},
+		{"pending signals", `import ctypes,signal
+l=ctypes.CDLL(None); n=0
+signal.pthread_sigmask(signal.SIG_BLOCK,[40])
+while n<150000 and l.sigqueue(os.getpid(),40,ctypes.c_void_p(0))==0: n+=1
+print(0<n<150000); hold()`, func(*testing.T) error {
+			var id int32
+			_, _, e := unix.Syscall(unix.SYS_TIMER_CREATE, unix.CLOCK_MONOTONIC, 0, uintptr(unsafe.Pointer(&id)))
+			if e != 0 {
+				return e
+			}
+			unix.Syscall(unix.SYS_TIMER_DELETE, uintptr(id), 0, 0)
+			return nil
+		}},
+		{"message queues", `import ctypes
+l=ctypes.CDLL(None); n=0
+while n<1000 and l.mq_open(b"/q%d"%n,os.O_CREAT|os.O_RDWR,0o600,None)>=0: n+=1
+print(n<1000); hold()`, func(*testing.T) error {
+			name, _ := unix.BytePtrFromString("sandbox-agent-test")
+			fd, _, e := unix.Syscall6(unix.SYS_MQ_OPEN, uintptr(unsafe.Pointer(name)), unix.O_CREAT|unix.O_RDWR|unix.O_CLOEXEC, 0o600, 0, 0, 0)
+			if e != 0 {
+				return e
+			}
+			unix.Close(int(fd))
+			unix.Syscall(unix.SYS_MQ_UNLINK, uintptr(unsafe.Pointer(name)), 0, 0)
+			return nil
+		}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			s.within(t)
+			var here error
+			out := s.while(c.program, func() { here = c.here(t) })
+			require.NoError(t, here, "the same, for the node's root, while the command holds what it got")
+			require.Equal(t, "True\n", out, "the command came to an end of its own")
+			s.alive()
+		})
+	}
 }

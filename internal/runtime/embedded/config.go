@@ -104,7 +104,6 @@ func containerConfig(spec runtime.Spec, rootfs, cgroup string, hook func(*specs.
 		Capabilities: &configs.Capabilities{
 			Bounding: receiptdCapabilities, Effective: receiptdCapabilities, Permitted: receiptdCapabilities,
 		},
-		Rlimits: rlimits(hardLimit(unix.RLIMIT_NOFILE, noFile), hardLimit(unix.RLIMIT_CORE, 0)),
 		Mounts:  smallFileSystems(spec),
 		Devices: deviceList(),
 		// No masked or read-only paths: they would cover parts of /proc, and then a command's own /proc could not be

@@ -7,6 +7,7 @@ import (
 	"sort"
 	"strings"
 	"testing"
+	"unsafe"
 
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
@@ -118,6 +119,28 @@ func TestPostureOfReceiptd(t *testing.T) {
 		Environment: "HOME=/\x00", CommandLine: "/.sandbox/bin/receiptd\x00", Cwd: "/", Root: "/", OOMScoreAdj: "0",
 		Core: fmt.Sprintf("%[1]d %[1]d", min(1, hardLimit(unix.RLIMIT_CORE, 0))), NoFile: fmt.Sprintf("%[1]d %[1]d", min(noFile, hardLimit(unix.RLIMIT_NOFILE, noFile))),
 	}, got)
+	h.stop(s)
+}
+
+func TestP16AContainersUserNamespaceBelongsToAnIdOfItsOwn(t *testing.T) {
+	h := newHost(t)
+	dumpable := func() int {
+		d, err := unix.PrctlRetInt(unix.PR_GET_DUMPABLE, 0, 0, 0, 0)
+		require.NoError(t, err)
+		return d
+	}
+	before := dumpable()
+	spec := h.spec(1234, 2)
+	s := h.create(spec)
+	ns, err := os.Open(fmt.Sprintf("/proc/%d/ns/user", s.Identity().Pid))
+	require.NoError(t, err)
+	defer ns.Close()
+	var owner uint32
+	_, _, e := unix.Syscall(unix.SYS_IOCTL, ns.Fd(), unix.NS_GET_OWNER_UID, uintptr(unsafe.Pointer(&owner)))
+	require.Zero(t, e)
+	require.Equal(t, spec.IDs.HostBase, owner, "whoever made it is who pays for what commands use (inotify, signals, queues)")
+	require.Equal(t, before, dumpable(), "and nothing of that stays with the agent")
+	require.Zero(t, os.Geteuid())
 	h.stop(s)
 }
 

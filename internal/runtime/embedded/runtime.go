@@ -15,6 +15,7 @@ import (
 
 	"github.com/opencontainers/cgroups"
 	"github.com/opencontainers/runc/libcontainer"
+	"github.com/opencontainers/runc/libcontainer/configs"
 	"github.com/opencontainers/runtime-spec/specs-go"
 	"github.com/sirupsen/logrus"
 	"golang.org/x/sys/unix"
@@ -319,8 +320,17 @@ func (r *Runtime) run(ctx context.Context, st *start, rec record) (_ *Sandbox, e
 	if err := checkTraversable(rootfs); err != nil {
 		return nil, err
 	}
-	cfg := containerConfig(spec, rootfs, st.cgroup, func(s *specs.State) error { return st.mounts.attach(s.Pid, rootfs) })
+	cfg := containerConfig(spec, rootfs, st.cgroup, func(s *specs.State) error {
+		limits := rlimits(hardLimit(unix.RLIMIT_NOFILE, noFile), hardLimit(unix.RLIMIT_CORE, 0))
+		return errors.Join(limitInit(spec.IDs, s.Pid, limits), st.mounts.attach(s.Pid, rootfs))
+	})
 	cfg.OomScoreAdj = oomScoreAdj(ownOOMScoreAdj())
+	userns, err := ownUserNamespace(spec.IDs, spec.Pid1)
+	if err != nil {
+		return nil, err
+	}
+	defer userns.Close()
+	cfg.Namespaces.Add(configs.NEWUSER, fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), userns.Fd()))
 	abort := abortOn(ctx, tree{rec.Identity.Cgroups})
 	var process *libcontainer.Process
 	var ready *os.File
