@@ -247,7 +247,7 @@ func isZombie(pid int) bool {
 func TestThePostureOfACommandIsExactlyThis(t *testing.T) {
 	v := testView(t)
 	res := run(t, v, `sed -nE '/^(Uid|Gid|Groups|NoNewPrivs|Seccomp|Cap[A-Z][a-z]+|SigBlk|SigIgn|SigCgt):/p' /proc/self/status
-		ls /proc/self/fd; readlink /proc/self/fd/0; cat /proc/self/oom_score_adj; ulimit -Hc; ulimit -Hn; tty; env | sort; cat /proc/self/sessionid >/dev/null; echo $(ps -o pgid= -o sid= -p $$); echo $$`)
+		ls /proc/self/fd; readlink /proc/self/fd/0; cat /proc/self/oom_score_adj; ulimit -Hc; ulimit -Hn; ulimit -Hi; ulimit -Hq; tty; env | sort; cat /proc/self/sessionid >/dev/null; echo $(ps -o pgid= -o sid= -p $$); echo $$`)
 	lines := strings.Split(strings.TrimSpace(string(res.Stdout.Kept())), "\n")
 	pid := lines[len(lines)-1]
 	want := []string{
@@ -256,7 +256,7 @@ func TestThePostureOfACommandIsExactlyThis(t *testing.T) {
 		"CapInh:\t0000000000000000", "CapPrm:\t0000000000000000", "CapEff:\t0000000000000000", "CapBnd:\t0000000000000000", "CapAmb:\t0000000000000000",
 		"NoNewPrivs:\t1", "Seccomp:\t2",
 		"0", "1", "2", "3", // 3 is ls's own folder
-		"/dev/null", "1000", "0", "1024", "not a tty", // ulimit counts core files in blocks of 1024: 1 byte shows as 0
+		"/dev/null", "1000", "0", "1024", "1024", "819200", "not a tty", // ulimit counts core files in blocks of 1024: 1 byte shows as 0
 		"PATH=/usr/bin:/bin", "PWD=/tmp", "SHLVL=1", "_=/usr/bin/env",
 		pid + " " + pid, pid,
 	}

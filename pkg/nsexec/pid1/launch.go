@@ -19,8 +19,9 @@ func launch() {
 	for i := range setup.JoinFDs {
 		join(launcherJoin + int(i))
 	}
-	// The kernel ends the command, not receiptd or pid1, when the node is out of memory (facts.md, hole 5). Children
-	// inherit it: there is no moment at which one of them has the default.
+	// Of a sandbox the kernel ends the command first, not receiptd or pid1, when the node is out of memory. Children inherit
+	// it: there is no moment at which one of them has the default. It is a preference, no bound: a command may lower its
+	// own score again, to what it was before this line (proc_pid_oom_score_adj(5)). The memory limit is the bound.
 	writeSelf("oom_score_adj", "1000")
 	if _, err := unix.Setsid(); err != nil {
 		fail("making a session for the command", err)
@@ -89,9 +90,19 @@ func join(fd int) {
 	_ = unix.Close(fd)
 }
 
+// What a command may have of things that live in the kernel's own memory, and that older kernels count for no cgroup.
+const (
+	// maxPendingSignals counts queued signals and POSIX timers. The kernel's default is one for each 256 KiB of the node.
+	maxPendingSignals = 1024
+	// maxMessageQueueBytes is the kernel's default (MQ_BYTES_MAX): room for nine queues of the default size.
+	maxMessageQueueBytes = 819200
+)
+
 func setLimits(setup wire.Setup) {
 	limitCores()
 	limit("RLIMIT_NOFILE", unix.RLIMIT_NOFILE, setup.NoFile)
+	limitAtMost("RLIMIT_SIGPENDING", unix.RLIMIT_SIGPENDING, maxPendingSignals)
+	limitAtMost("RLIMIT_MSGQUEUE", unix.RLIMIT_MSGQUEUE, maxMessageQueueBytes)
 	if setup.NProc > 0 {
 		limit("RLIMIT_NPROC", unix.RLIMIT_NPROC, setup.NProc)
 	}
@@ -113,6 +124,15 @@ func limit(name string, resource int, value uint64) {
 	if err := unix.Setrlimit(resource, &unix.Rlimit{Cur: value, Max: value}); err != nil {
 		fail("setting "+name+" to "+strconv.FormatUint(value, 10), err)
 	}
+}
+
+// limitAtMost lowers a limit, and leaves one that is lower already: only CAP_SYS_RESOURCE of the node could raise it.
+func limitAtMost(name string, resource int, value uint64) {
+	var now unix.Rlimit
+	if err := unix.Getrlimit(resource, &now); err != nil {
+		fail("reading "+name, err)
+	}
+	limit(name, resource, min(value, now.Max))
 }
 
 // become takes this thread to the command's uid and drops every capability on the way. Raw system calls, because Go's
