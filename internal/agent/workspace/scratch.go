@@ -1,6 +1,7 @@
 package workspace
 
 import (
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"io"
@@ -16,8 +17,10 @@ const (
 	ignoreContent = "*\n"
 )
 
-// MakeScratch makes sure that <worktree>/.sandbox-tmp is a folder of the owner with its .gitignore, and follows no
-// link on the way: an earlier command may have left anything at that name. No command may be running.
+// MakeScratch makes sure that <worktree>/.sandbox-tmp is a folder that its owner can use, with its .gitignore, and
+// follows no link on the way: an earlier command may have left anything at those names, of any mode. What is in the way
+// is kept, inside of the folder, for the session must go on whatever a command did, and nothing of anybody may be lost.
+// No command may be running.
 func MakeScratch(worktree string, owner Owner) error {
 	w, err := openDir("the worktree", worktree)
 	if err != nil {
@@ -33,12 +36,12 @@ func MakeScratch(worktree string, owner Owner) error {
 
 func makeScratch(w *os.File) error {
 	if err := unix.Mkdirat(int(w.Fd()), ScratchName, 0o700); err != nil && !errors.Is(err, unix.EEXIST) {
-		return fmt.Errorf("mkdirat: %w", err)
+		return fmt.Errorf("mkdirat: %w (its owner must be able to write to the worktree: chmod u+rwx)", err)
+	}
+	if err := makeUsable(w); err != nil {
+		return err
 	}
 	fd, err := beneath(w, ScratchName, unix.O_RDONLY|unix.O_DIRECTORY, 0)
-	if errors.Is(err, unix.ELOOP) || errors.Is(err, unix.ENOTDIR) {
-		return fmt.Errorf("%w: a link or a file is in its place: remove it (a command may have put it there)", ErrRefused)
-	}
 	if err != nil {
 		return fmt.Errorf("openat2: %w", err)
 	}
@@ -47,14 +50,60 @@ func makeScratch(w *os.File) error {
 	return writeIgnore(d)
 }
 
-// writeIgnore replaces whatever is at .gitignore unless it is already right: unlinking removes a link itself, and
-// O_EXCL never opens what another one put there meanwhile.
+// makeUsable looks at what has the scratch folder's name without opening it, and puts a folder there that the owner can
+// read, write and enter.
+func makeUsable(w *os.File) error {
+	fd, err := beneath(w, ScratchName, unix.O_PATH, 0)
+	if err != nil {
+		return fmt.Errorf("looking at it: openat2: %w", err)
+	}
+	defer unix.Close(fd)
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		return fmt.Errorf("looking at it: fstat: %w", err)
+	}
+	switch {
+	case st.Mode&unix.S_IFMT != unix.S_IFDIR:
+		return replaceByFolder(w)
+	case st.Mode&0o700 != 0o700:
+		// fchmod(2) takes no O_PATH descriptor; its magic link leads to that very folder, whatever has its name now.
+		if err := unix.Chmod(fmt.Sprintf("/proc/self/fd/%d", fd), st.Mode&0o777|0o700); err != nil {
+			return fmt.Errorf("letting its owner in: chmod: %w (chmod u+rwx it)", err)
+		}
+	}
+	return nil
+}
+
+// replaceByFolder moves what is no folder into a new one, which then takes its name. Renaming follows no link.
+func replaceByFolder(w *os.File) error {
+	dir := int(w.Fd())
+	replaced := "replaced-" + rand.Text()
+	made := ScratchName + "." + replaced
+	if err := unix.Mkdirat(dir, made, 0o700); err != nil {
+		return fmt.Errorf("replacing what is in its place: mkdirat: %w (remove it by hand)", err)
+	}
+	err := unix.Renameat(dir, ScratchName, dir, made+"/"+replaced)
+	if err == nil {
+		err = unix.Renameat(dir, made, dir, ScratchName)
+	}
+	if err != nil {
+		return fmt.Errorf("replacing what is in its place: renameat: %w (remove it by hand, and %s)", err, made)
+	}
+	return nil
+}
+
+// writeIgnore replaces whatever is at .gitignore unless it is already right: unlinking removes a link itself, a folder
+// gets another name, and O_EXCL never opens what another one put there meanwhile.
 func writeIgnore(d *os.File) error {
 	if ignoreIsRight(d) {
 		return nil
 	}
-	if err := unix.Unlinkat(int(d.Fd()), ignoreName, 0); err != nil && !errors.Is(err, unix.ENOENT) {
-		return fmt.Errorf("replacing its %s: unlinkat: %w (remove it by hand)", ignoreName, err)
+	err := unix.Unlinkat(int(d.Fd()), ignoreName, 0)
+	if errors.Is(err, unix.EISDIR) {
+		err = unix.Renameat(int(d.Fd()), ignoreName, int(d.Fd()), "replaced-"+rand.Text())
+	}
+	if err != nil && !errors.Is(err, unix.ENOENT) {
+		return fmt.Errorf("replacing its %s: %w (remove it by hand)", ignoreName, err)
 	}
 	fd, err := beneath(d, ignoreName, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL, 0o644)
 	if err != nil {

@@ -2,7 +2,6 @@ package workspace
 
 import (
 	"context"
-	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -171,76 +170,6 @@ func TestAHangingGitEndsWithItsContext(t *testing.T) {
 	defer cancel()
 	_, err := Open(ctx, Wanted{Repository: repo, Worktree: filepath.Join(dir, "wt"), Branch: "b"})
 	require.Error(t, err)
-}
-
-func TestTheScratchFolderIgnoresItselfAndBelongsToTheOwner(t *testing.T) {
-	repo, _ := setUp(t)
-	wt := testkit.Worktree(t, uid, repo, "b")
-	for range 2 {
-		require.NoError(t, MakeScratch(wt, Owner{uid, uid}))
-	}
-	for _, p := range []string{ScratchName, ScratchName + "/.gitignore"} {
-		st, err := os.Lstat(filepath.Join(wt, p))
-		require.NoError(t, err)
-		require.EqualValues(t, uid, st.Sys().(*syscall.Stat_t).Uid)
-		require.EqualValues(t, uid, st.Sys().(*syscall.Stat_t).Gid)
-	}
-	require.Empty(t, testkit.GitAs(t, uid, wt, "status", "--porcelain"))
-}
-
-func TestNothingThatACommandPlantedSendsTheScratchFolderElsewhere(t *testing.T) {
-	repo, dir := setUp(t)
-	outside := filepath.Join(dir, "outside")
-	require.NoError(t, os.Mkdir(outside, 0o777))
-	require.NoError(t, os.Chmod(outside, 0o777))
-	victim := filepath.Join(dir, "victim")
-	require.NoError(t, os.WriteFile(victim, []byte("keep"), 0o666))
-	require.NoError(t, os.Chmod(victim, 0o666))
-	branch := 0
-	for name, plant := range map[string]func(t *testing.T, scratch string) (refused bool){
-		"a link in its place": func(t *testing.T, s string) bool { require.NoError(t, os.Symlink(outside, s)); return true },
-		"a file in its place": func(t *testing.T, s string) bool { require.NoError(t, os.WriteFile(s, nil, 0o644)); return true },
-		"a fifo in its place": func(t *testing.T, s string) bool { require.NoError(t, syscall.Mkfifo(s, 0o644)); return true },
-		"a link as its .gitignore": func(t *testing.T, s string) bool {
-			require.NoError(t, os.Mkdir(s, 0o777))
-			require.NoError(t, os.Chown(s, uid, uid))
-			require.NoError(t, os.Symlink(victim, filepath.Join(s, ".gitignore")))
-			return false
-		},
-		"a fifo as its .gitignore": func(t *testing.T, s string) bool {
-			require.NoError(t, os.Mkdir(s, 0o777))
-			require.NoError(t, os.Chown(s, uid, uid))
-			require.NoError(t, syscall.Mkfifo(filepath.Join(s, ".gitignore"), 0o644))
-			return false
-		},
-		"a folder as its .gitignore": func(t *testing.T, s string) bool {
-			require.NoError(t, os.MkdirAll(filepath.Join(s, ".gitignore"), 0o777))
-			require.NoError(t, os.Chown(s, uid, uid))
-			return true
-		},
-	} {
-		branch++
-		t.Run(name, func(t *testing.T) {
-			wt := testkit.Worktree(t, uid, repo, fmt.Sprintf("b%d", branch))
-			refused := plant(t, filepath.Join(wt, ScratchName))
-			err := MakeScratch(wt, Owner{uid, uid})
-			if refused {
-				require.Error(t, err)
-				require.ErrorContains(t, err, wt)
-			} else {
-				require.NoError(t, err)
-				b, err := os.ReadFile(filepath.Join(wt, ScratchName, ".gitignore"))
-				require.NoError(t, err)
-				require.Equal(t, "*\n", string(b))
-			}
-			left, err := os.ReadDir(outside)
-			require.NoError(t, err)
-			require.Empty(t, left)
-			b, err := os.ReadFile(victim)
-			require.NoError(t, err)
-			require.Equal(t, "keep", string(b))
-		})
-	}
 }
 
 func TestAWorktreeThatCouldNotBeFilledIsTakenAwayAgain(t *testing.T) {
