@@ -27,8 +27,6 @@ const (
 	createTimeout = 60 * time.Second
 	attachTimeout = 20 * time.Second
 	stopTimeout   = 60 * time.Second
-	// nofile is RLIMIT_NOFILE of a command, soft and hard.
-	nofile = 4096
 )
 
 func randomHex(n int) string {
@@ -138,15 +136,11 @@ func (s *session) prepare() (runtime.Spec, error) {
 		a.slots.release(slot, id)
 		return runtime.Spec{}, err
 	}
-	l := a.cfg.Limits
 	return runtime.Spec{
 		SandboxID: id, SessionID: s.id, Generation: sb.Generation,
 		Rootfs: a.cfg.Rootfs, IDs: idsOf(slot), Workspace: plan, Network: rec.Network,
-		Resources: runtime.Resources{
-			CPUs: rec.Resources.CPUs, MemoryBytes: rec.Resources.MemoryBytes, Pids: rec.Resources.Pids,
-			TmpBytes: l.TmpBytes, HomeBytes: l.HomeBytes,
-		},
-		Dir: sb.Dir, ReceiptsDir: a.receiptsDir(id), Receiptd: a.opts.Receiptd, Pid1: a.opts.Pid1,
+		Resources: resourcesOf(rec.Resources, a.cfg.Limits),
+		Dir:       sb.Dir, ReceiptsDir: a.receiptsDir(id), Receiptd: a.opts.Receiptd, Pid1: a.opts.Pid1,
 	}, nil
 }
 
@@ -288,7 +282,7 @@ func (s *session) view(sb *attached, rec *sandboxRecord) *receiptdv1.View {
 func (s *session) limits() *receiptdv1.Limits {
 	l := s.agent.cfg.Limits
 	return &receiptdv1.Limits{
-		OutputBytes: uint64(l.OutputBytes), Nproc: uint64(s.rec.Resources.Pids), Nofile: nofile,
+		OutputBytes: uint64(l.OutputBytes), Nproc: uint64(s.rec.Resources.Pids), Nofile: filesOf(nodeFileMax(), s.rec.Resources.Pids),
 		GraceMs: uint32(l.Grace.Std().Milliseconds()), MaxTimeoutMs: uint64(l.MaxTimeout.Std().Milliseconds()),
 	}
 }

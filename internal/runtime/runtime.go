@@ -35,13 +35,14 @@ type IDs struct {
 	CommandHostGID uint32
 }
 
-// Resources bound a command. Zero: not limited.
+// Resources bound a command. Zero: not limited; for the file systems in memory (/tmp, HOME, /dev/shm) the runtime's default.
 type Resources struct {
 	CPUs        float64
 	MemoryBytes int64
 	Pids        int64
 	TmpBytes    int64
 	HomeBytes   int64
+	ShmBytes    int64
 }
 
 // Spec is everything that a runtime needs to start one sandbox.

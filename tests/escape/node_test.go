@@ -167,3 +167,35 @@ print(n<1000); hold()`, func(*testing.T) error {
 		})
 	}
 }
+
+// The files in /tmp, HOME and /dev/shm are memory, and the memory of whoever wrote them; they outlive the command.
+func TestP16FullFileSystemsInMemoryLeaveLaterCommandsRoom(t *testing.T) {
+	s := newSession(t, "limits: {pids: 64, tmp_bytes: 134217728, home_bytes: 134217728, memory_bytes: 134217728, grace: 200ms}\n")
+	for _, dir := range []string{"/tmp", "$HOME", "/dev/shm"} {
+		res := s.exec("head -c 1000000000 /dev/zero > "+dir+"/big", patience)
+		s.ends(res)
+		require.Contains(t, res.GetStderrText(), "No space left on device", "%s: %s", dir, res.GetReason())
+	}
+	s.alive()
+	require.Equal(t, "33554432\n", s.output("head -c 33554432 /dev/zero | tail -c 33554432 | wc -c"), "a quarter of the limit is still to be had")
+	s.alive()
+}
+
+func TestP16ACommandsProcessesCantOpenAllFilesOfTheNode(t *testing.T) {
+	const pids, least = 512, 256
+	s := newSession(t, "limits: {pids: "+strconv.Itoa(pids)+"}\n")
+	b, err := os.ReadFile("/proc/sys/fs/file-max")
+	require.NoError(t, err)
+	most, err := strconv.ParseUint(strings.TrimSpace(string(b)), 10, 64)
+	require.NoError(t, err)
+	each, err := strconv.ParseUint(strings.TrimSpace(s.output("ulimit -Hn")), 10, 64)
+	require.NoError(t, err)
+	require.LessOrEqual(t, each, max(least, most/4/pids))
+	require.Equal(t, "refused\n", s.output("ulimit -n $(($(ulimit -Hn)+1)) 2>/dev/null || echo refused"))
+}
+
+// It may give up being the first to go, but never put itself behind the node's other processes.
+func TestP16ACommandsOomScoreIsNeverBelowTheUsualOne(t *testing.T) {
+	s := newSession(t, flat)
+	require.Equal(t, "1000\nrefused\n", s.output("cat /proc/self/oom_score_adj; (echo -1 > /proc/self/oom_score_adj) 2>/dev/null || echo refused"))
+}

@@ -22,7 +22,7 @@ const hostname = "sandbox"
 const (
 	defaultTmpBytes  = 1 << 30
 	defaultHomeBytes = 1 << 30
-	shmBytes         = 64 << 20
+	defaultShmBytes  = 64 << 20
 )
 
 // bytesPerInode decides how many files a tmpfs may have: one for every 4 KiB, a page, which is the least that a file
@@ -137,7 +137,7 @@ func smallFileSystems(spec runtime.Spec) []*configs.Mount {
 		// Read-only once everything is in it.
 		{Source: "tmpfs", Destination: "/dev", Device: "tmpfs", Flags: plain | unix.MS_NOEXEC | unix.MS_STRICTATIME | unix.MS_RDONLY, Data: "mode=755,size=64k,nr_inodes=64"},
 		{Source: "devpts", Destination: "/dev/pts", Device: "devpts", Flags: unix.MS_NOSUID | unix.MS_NOEXEC, Data: "newinstance,ptmxmode=0666,mode=0620,max=64"},
-		{Source: "shm", Destination: "/dev/shm", Device: "tmpfs", Flags: plain | unix.MS_NOEXEC, Data: tmpfsData(shmBytes, "1777")},
+		{Source: "shm", Destination: "/dev/shm", Device: "tmpfs", Flags: plain | unix.MS_NOEXEC, Data: tmpfsData(orDefault(spec.Resources.ShmBytes, defaultShmBytes), "1777")},
 		{Source: "tmpfs", Destination: "/tmp", Device: "tmpfs", Flags: plain, Data: tmpfsData(orDefault(spec.Resources.TmpBytes, defaultTmpBytes), "1777")},
 		{Source: "tmpfs", Destination: runtime.HomePath, Device: "tmpfs", Flags: plain, Data: tmpfsData(orDefault(spec.Resources.HomeBytes, defaultHomeBytes), "0700") + owner},
 	}
