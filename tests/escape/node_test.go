@@ -1,8 +1,10 @@
 package escape
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -198,4 +200,54 @@ func TestP16ACommandsProcessesCantOpenAllFilesOfTheNode(t *testing.T) {
 func TestP16ACommandsOomScoreIsNeverBelowTheUsualOne(t *testing.T) {
 	s := newSession(t, flat)
 	require.Equal(t, "1000\nrefused\n", s.output("cat /proc/self/oom_score_adj; (echo -1 > /proc/self/oom_score_adj) 2>/dev/null || echo refused"))
+}
+
+// A command of many busy processes would otherwise take the CPU from the clock that ends it: the scheduler shares it out
+// among cgroups first, and among processes within each.
+func TestP16ACommandNeverSharesTheCpuTimeOfReceiptdAndPid1(t *testing.T) {
+	s := newSession(t, flat)
+	s.while("hold()", func() {
+		commands := processes("attack.py")
+		require.Len(t, commands, 1)
+		commandsCgroup := cpuCgroup(t, filepath.Join(filepath.Dir(commands[0]), "cgroup"))
+		receiptds := cpuCgroup(t, fmt.Sprintf("/proc/%d/cgroup", s.receiptdPID()))
+		require.NotEqual(t, receiptds, commandsCgroup)
+		require.Equal(t, filepath.Dir(receiptds), filepath.Dir(commandsCgroup), "both are of one sandbox, so their weights are compared")
+		require.GreaterOrEqual(t, cpuWeight(t, receiptds), 8*cpuWeight(t, commandsCgroup))
+		pid1s, err := os.ReadFile(filepath.Join(receiptds, "cgroup.procs"))
+		require.NoError(t, err)
+		require.GreaterOrEqual(t, len(strings.Fields(string(pid1s))), 2, "the command's pid1 is with receiptd")
+	})
+}
+
+// cpuCgroup is the folder of a process's cgroup in the hierarchy that has the cpu controller.
+func cpuCgroup(t *testing.T, file string) string {
+	t.Helper()
+	b, err := os.ReadFile(file)
+	require.NoError(t, err)
+	v2 := ""
+	for _, line := range strings.Split(strings.TrimSpace(string(b)), "\n") {
+		f := strings.SplitN(line, ":", 3)
+		require.Len(t, f, 3)
+		switch {
+		case f[0] == "0":
+			v2 = "/sys/fs/cgroup" + f[2]
+		case slices.Contains(strings.Split(f[1], ","), "cpu"):
+			return "/sys/fs/cgroup/" + f[1] + f[2]
+		}
+	}
+	return v2
+}
+
+// cpuWeight is in v1's or v2's own unit.
+func cpuWeight(t *testing.T, dir string) int {
+	t.Helper()
+	b, err := os.ReadFile(filepath.Join(dir, "cpu.shares"))
+	if os.IsNotExist(err) {
+		b, err = os.ReadFile(filepath.Join(dir, "cpu.weight"))
+	}
+	require.NoError(t, err)
+	n, err := strconv.Atoi(strings.TrimSpace(string(b)))
+	require.NoError(t, err)
+	return n
 }

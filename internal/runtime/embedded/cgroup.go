@@ -82,16 +82,16 @@ func unescape(s string) string {
 	return strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\134`, `\`).Replace(s)
 }
 
-// slotHierarchies picks the hierarchies in which commands get a cgroup of their own: that of pids always, because it
-// also says when a slot is empty, and those of the limits asked for.
+// slotHierarchies picks the hierarchies in which commands get a cgroup of their own: that of pids, because it also says
+// when a slot is empty, that of memory, and that of cpu, because in one cgroup with receiptd and the pid1s a command of
+// many processes would take the CPU from the clock that ends it. Without a limit of CPUs a node may lack that one.
 func slotHierarchies(all []hierarchy, r runtime.Resources) ([]hierarchy, error) {
-	need := []string{"pids", "memory"}
-	if r.CPUs > 0 {
-		need = append(need, "cpu")
-	}
 	var out []hierarchy
-	for _, c := range need {
+	for _, c := range []string{"pids", "memory", "cpu"} {
 		i := slices.IndexFunc(all, func(h hierarchy) bool { return h.has(c) })
+		if i < 0 && c == "cpu" && r.CPUs == 0 {
+			continue
+		}
 		if i < 0 {
 			return nil, fmt.Errorf("%w: the cgroup controller %q is not there: %s", runtime.ErrUnavailable, c, controllerRemedy(c))
 		}
@@ -103,8 +103,11 @@ func slotHierarchies(all []hierarchy, r runtime.Resources) ([]hierarchy, error) 
 }
 
 func controllerRemedy(c string) string {
-	if c == "memory" {
+	switch c {
+	case "memory":
 		return "boot with cgroup_enable=memory, or mount it (kernel option CONFIG_MEMCG)"
+	case "cpu":
+		return "mount it at /sys/fs/cgroup (kernel option CONFIG_CGROUP_SCHED), or set no limit of CPUs"
 	}
 	return "mount it at /sys/fs/cgroup (kernel option CONFIG_CGROUP_" + strings.ToUpper(c) + ")"
 }
@@ -132,6 +135,9 @@ func slotSettings(h hierarchy, r runtime.Resources) []setting {
 				setting{file: "memory.kmem.tcp.limit_in_bytes", value: v, optional: true})
 		}
 	}
+	if h.has("cpu") {
+		out = append(out, slotWeight(h))
+	}
 	if r.CPUs > 0 && h.has("cpu") {
 		quota := strconv.FormatInt(max(int64(r.CPUs*cpuPeriod), 1000), 10) // the kernel's least: 1 ms
 		if h.v2 {
@@ -141,6 +147,16 @@ func slotSettings(h hierarchy, r runtime.Resources) []setting {
 		}
 	}
 	return out
+}
+
+// slotWeight is a command's part of its own sandbox's CPU time: an eighth of receiptd's and the pid1s' part, which is the
+// kernel's default. They hardly use theirs, and a command has all that is left; against other sandboxes, and the node,
+// it is the sandbox's part that counts.
+func slotWeight(h hierarchy) setting {
+	if h.v2 {
+		return setting{file: "cpu.weight", value: "12"} // of 100
+	}
+	return setting{file: "cpu.shares", value: "128"} // of 1024
 }
 
 // sandboxSettings are the limits of a whole sandbox in one hierarchy: only a bound that receiptd never meets.

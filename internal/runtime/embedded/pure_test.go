@@ -85,16 +85,25 @@ func mountsOf(hs []hierarchy) (out []string) {
 	return out
 }
 
-func TestCommandsGetACgroupOnlyWhereALimitNeedsIt(t *testing.T) {
-	hs, err := slotHierarchies(parseHierarchies(separateV1, v2With()), runtime.Resources{})
+func TestCommandsGetACgroupOfTheirOwnInEveryHierarchyThatBoundsThem(t *testing.T) {
+	for _, cpus := range []float64{0, 1} {
+		hs, err := slotHierarchies(parseHierarchies(separateV1, v2With()), runtime.Resources{CPUs: cpus})
+		require.NoError(t, err)
+		require.Equal(t, []string{"/sys/fs/cgroup/pids", "/sys/fs/cgroup/memory", "/sys/fs/cgroup/cpu"}, mountsOf(hs))
+		hs, err = slotHierarchies(parseHierarchies(onlyV2, v2With("cpu", "memory", "pids")), runtime.Resources{CPUs: cpus})
+		require.NoError(t, err)
+		require.Equal(t, []string{"/sys/fs/cgroup"}, mountsOf(hs), "v2 has one hierarchy for all")
+	}
+}
+
+func TestANodeWithoutCpuCgroupsIsRefusedOnlyALimitOfCpus(t *testing.T) {
+	without := []hierarchy{{mount: "/m", controllers: []string{"memory"}}, {mount: "/p", controllers: []string{"pids"}}}
+	hs, err := slotHierarchies(without, runtime.Resources{})
 	require.NoError(t, err)
-	require.Equal(t, []string{"/sys/fs/cgroup/pids", "/sys/fs/cgroup/memory"}, mountsOf(hs))
-	hs, err = slotHierarchies(parseHierarchies(separateV1, v2With()), runtime.Resources{CPUs: 1})
-	require.NoError(t, err)
-	require.Equal(t, []string{"/sys/fs/cgroup/pids", "/sys/fs/cgroup/memory", "/sys/fs/cgroup/cpu"}, mountsOf(hs))
-	hs, err = slotHierarchies(parseHierarchies(onlyV2, v2With("cpu", "memory", "pids")), runtime.Resources{CPUs: 1})
-	require.NoError(t, err)
-	require.Equal(t, []string{"/sys/fs/cgroup"}, mountsOf(hs), "v2 has one hierarchy for all")
+	require.Equal(t, []string{"/p", "/m"}, mountsOf(hs))
+	_, err = slotHierarchies(without, runtime.Resources{CPUs: 1})
+	require.ErrorIs(t, err, runtime.ErrUnavailable)
+	require.ErrorContains(t, err, "CONFIG_CGROUP_SCHED")
 }
 
 func TestAMissingControllerIsNamedWithItsRemedy(t *testing.T) {
@@ -117,13 +126,13 @@ func values(settings []setting) map[string]string {
 func TestLimitsAreWrittenInEachKernelsWords(t *testing.T) {
 	r := runtime.Resources{CPUs: 1.5, MemoryBytes: 1 << 20, Pids: 64}
 	v2 := hierarchy{v2: true, controllers: []string{"cpu", "memory", "pids"}}
-	require.Equal(t, map[string]string{"pids.max": "64", "memory.max": "1048576", "memory.swap.max": "0", "cpu.max": "150000 100000"}, values(slotSettings(v2, r)))
+	require.Equal(t, map[string]string{"pids.max": "64", "memory.max": "1048576", "memory.swap.max": "0", "cpu.weight": "12", "cpu.max": "150000 100000"}, values(slotSettings(v2, r)))
 	require.Equal(t, map[string]string{"memory.limit_in_bytes": "1048576", "memory.memsw.limit_in_bytes": "1048576", "memory.kmem.tcp.limit_in_bytes": "1048576"},
 		values(slotSettings(hierarchy{controllers: []string{"memory"}}, r)))
-	require.Equal(t, map[string]string{"cpu.cfs_period_us": "100000", "cpu.cfs_quota_us": "150000"}, values(slotSettings(hierarchy{controllers: []string{"cpu", "cpuacct"}}, r)))
-	require.Equal(t, map[string]string{"cpu.cfs_period_us": "100000", "cpu.cfs_quota_us": "1000"},
+	require.Equal(t, map[string]string{"cpu.shares": "128", "cpu.cfs_period_us": "100000", "cpu.cfs_quota_us": "150000"}, values(slotSettings(hierarchy{controllers: []string{"cpu", "cpuacct"}}, r)))
+	require.Equal(t, map[string]string{"cpu.shares": "128", "cpu.cfs_period_us": "100000", "cpu.cfs_quota_us": "1000"},
 		values(slotSettings(hierarchy{controllers: []string{"cpu"}}, runtime.Resources{CPUs: 0.001})), "the kernel's least")
-	require.Empty(t, slotSettings(v2, runtime.Resources{}), "zero is no limit")
+	require.Equal(t, map[string]string{"cpu.weight": "12"}, values(slotSettings(v2, runtime.Resources{})), "zero is no limit")
 	require.Equal(t, map[string]string{"pids.max": "576"}, values(sandboxSettings(v2, r)), "the whole has room for receiptd")
 }
 
