@@ -152,6 +152,7 @@ type start struct {
 	skeleton skeleton
 	mounts   *bindMounts
 	slots    *slots
+	userns   *os.File
 }
 
 func (s *start) Close() {
@@ -160,6 +161,9 @@ func (s *start) Close() {
 	}
 	if s.slots != nil {
 		s.slots.Close()
+	}
+	if s.userns != nil {
+		s.userns.Close()
 	}
 }
 
@@ -191,11 +195,16 @@ func (r *Runtime) create(ctx context.Context, spec runtime.Spec) (*Sandbox, erro
 	return r.run(ctx, st, rec)
 }
 
-// prepare makes everything that a container needs, in parallel: the bind mounts on one side, the cgroups on the other, and the first cgroup migration of a while, which waits for an RCU grace period (about 16 ms).
+// prepare makes everything that a container needs, in parallel: the bind mounts and the user namespace on one side, the
+// cgroups on the other, and the first cgroup migration of a while, which waits for an RCU grace period (about 16 ms).
 func (s *start) prepare(all []hierarchy) error {
 	var wg sync.WaitGroup
 	var mountErr, cgroupErr error
-	wg.Go(func() { mountErr = s.prepareRoot() })
+	wg.Go(func() {
+		if mountErr = s.prepareRoot(); mountErr == nil {
+			s.userns, mountErr = ownUserNamespace(s.spec.IDs, s.spec.Pid1) // the mounts decide which host id a command gets
+		}
+	})
 	wg.Go(func() {
 		var hs []hierarchy
 		if hs, cgroupErr = slotHierarchies(all, s.spec.Resources); cgroupErr == nil {
@@ -325,12 +334,7 @@ func (r *Runtime) run(ctx context.Context, st *start, rec record) (_ *Sandbox, e
 		return errors.Join(limitInit(spec.IDs, s.Pid, limits), st.mounts.attach(s.Pid, rootfs))
 	})
 	cfg.OomScoreAdj = oomScoreAdj(ownOOMScoreAdj())
-	userns, err := ownUserNamespace(spec.IDs, spec.Pid1)
-	if err != nil {
-		return nil, err
-	}
-	defer userns.Close()
-	cfg.Namespaces.Add(configs.NEWUSER, fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), userns.Fd()))
+	cfg.Namespaces.Add(configs.NEWUSER, fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), st.userns.Fd()))
 	abort := abortOn(ctx, tree{rec.Identity.Cgroups})
 	var process *libcontainer.Process
 	var ready *os.File

@@ -76,6 +76,7 @@ func makeUserNamespace(ids runtime.IDs, exe *os.File) (*os.File, error) {
 			// The gids are root's to map, so groups may be set inside.
 			GidMappingsEnableSetgroups: true,
 			Ptrace:                     true,
+			Pdeathsig:                  unix.SIGKILL, // should the agent be killed meanwhile
 		},
 	})
 	if err != nil {
