@@ -144,10 +144,10 @@ func TestAParentComesBeforeItsChildAndNothingLiesInABind(t *testing.T) {
 }
 
 func TestAMountPointThatIsAFileOrALinkInTheImageBecomesAFolder(t *testing.T) {
-	s := imageSkeleton(sourceOf("/bin/sh", "/srv -> /etc", "/work"), []string{"/srv/wt", "/work/wt"}, testIDs)
+	s := imageSkeleton(sourceOf("/bin/sh", "/srv -> /etc", "/work"), []string{"/srv/wt", "/projects/wt"}, testIDs)
 	require.NotContains(t, s.symlinks, "/srv")
 	require.Contains(t, s.dirs, "/srv/wt")
-	require.Contains(t, s.dirs, "/work/wt")
+	require.Contains(t, s.dirs, "/projects/wt")
 }
 
 func TestAWorkspaceWhereTheSandboxHasItsOwnIsRefused(t *testing.T) {
