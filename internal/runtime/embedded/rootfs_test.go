@@ -144,7 +144,7 @@ func TestAParentComesBeforeItsChildAndNothingLiesInABind(t *testing.T) {
 }
 
 func TestAMountPointThatIsAFileOrALinkInTheImageBecomesAFolder(t *testing.T) {
-	s := imageSkeleton(sourceOf("/bin/sh", "/srv -> /etc", "/work"), []string{"/srv/wt", "/projects/wt"}, testIDs)
+	s := imageSkeleton(sourceOf("/bin/sh", "/srv -> /etc", "/projects"), []string{"/srv/wt", "/projects/wt"}, testIDs)
 	require.NotContains(t, s.symlinks, "/srv")
 	require.Contains(t, s.dirs, "/srv/wt")
 	require.Contains(t, s.dirs, "/projects/wt")
