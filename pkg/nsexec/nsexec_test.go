@@ -271,7 +271,7 @@ func TestThePostureOfPid1IsExactlyThis(t *testing.T) {
 	status := statusOf(t, p.pid)
 	require.Equal(t, map[string]string{
 		"Uid": "65000\t65000\t65000\t65000", "NoNewPrivs": "1",
-		"CapInh": "0000000000000000", "CapPrm": "0000000000000020", "CapEff": "0000000000000020", "CapBnd": "0000000000000000", "CapAmb": "0000000000000000",
+		"CapInh": "0000000000000000", "CapPrm": "0000000000000024", "CapEff": "0000000000000024", "CapBnd": "0000000000000000", "CapAmb": "0000000000000000",
 		"SigIgn": "0000000000000000", "SigCgt": "0000000000000000",
 	}, pick(status, "Uid", "NoNewPrivs", "CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb", "SigIgn", "SigCgt"))
 	require.Len(t, strings.Fields(status["NSpid"]), 2)
@@ -608,4 +608,15 @@ func TestACrashStartsNoProgramOnTheNode(t *testing.T) {
 	b, err := os.ReadFile(marker)
 	require.NoError(t, err)
 	require.Equal(t, 1, bytes.Count(b, []byte("\n")), "only the control case's: %s", b)
+}
+
+func TestP11SealsInFoldersThatAreClosedToOthersAreSeenToHold(t *testing.T) {
+	dir, sealed := sealedFile(t)
+	require.NoError(t, os.Chown(dir, 1000, 1000))
+	require.NoError(t, os.Chmod(dir, 0o700))
+	v := testView(t, func(c *Config) { c.Seals = []string{sealed} })
+	res := run(t, v, "chmod 500 "+dir)
+	require.Empty(t, res.NotStarted)
+	require.NotNil(t, res.Report)
+	require.Empty(t, res.Report.SealsBroken)
 }

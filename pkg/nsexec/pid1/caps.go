@@ -2,15 +2,17 @@ package pid1
 
 import "golang.org/x/sys/unix"
 
-// keepOnly leaves this thread with the given capability and takes it the way to any other.
-func keepOnly(capability uint) error {
+// keepOnly leaves this thread with the given capabilities (of the first 32) and takes it the way to any other.
+func keepOnly(capabilities ...uint) error {
 	if err := dropBounding(); err != nil {
 		return err
 	}
 	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 	var data [2]unix.CapUserData
-	data[capability/32].Effective = 1 << (capability % 32)
-	data[capability/32].Permitted = 1 << (capability % 32)
+	for _, c := range capabilities {
+		data[0].Effective |= 1 << c
+		data[0].Permitted |= 1 << c
+	}
 	if err := unix.Capset(&header, &data[0]); err != nil {
 		return err
 	}

@@ -10,6 +10,10 @@ import (
 	"github.com/sandbox-agent/sandbox-agent/pkg/nsexec/wire"
 )
 
+// kept is what pid1 may still do: signal a command, whose uid is not its own, and look at the seals, which lie in folders
+// of that uid that may be closed to all others.
+var kept = []uint{unix.CAP_KILL, unix.CAP_DAC_READ_SEARCH}
+
 // life is one pid1 between its setup and its report.
 type life struct {
 	launcher  int // pid of the launcher, which becomes the command; also its process group
@@ -41,7 +45,7 @@ func serve() {
 		fail("reading the seals", err)
 	}
 	l := &life{launcher: startLauncher(setup), seals: seals}
-	if err := keepOnly(unix.CAP_KILL); err != nil {
+	if err := keepOnly(kept...); err != nil {
 		fail("giving up privileges", err)
 	}
 	user, system := cpu()
@@ -78,10 +82,10 @@ func (l *life) reap() {
 }
 
 // listen obeys receiptd: it starts the clock, and it ends the command when the clock runs out or receiptd says so. It
-// runs on a thread of its own, which keeps CAP_KILL because the command has another uid than pid1.
+// runs on a thread of its own, which keeps the same capabilities.
 func (l *life) listen() {
 	runtime.LockOSThread()
-	if err := keepOnly(unix.CAP_KILL); err != nil {
+	if err := keepOnly(kept...); err != nil {
 		fail("giving up privileges", err)
 	}
 	timeout := int64(-1) // milliseconds, -1: no clock yet
