@@ -74,6 +74,9 @@ func becomeGit() error {
 	if err := enterRoot(spec); err != nil {
 		return err
 	}
+	if err := bound(); err != nil {
+		return err
+	}
 	if err := giveUpPrivileges(spec.Owner); err != nil {
 		return err
 	}
@@ -219,6 +222,28 @@ func makeMountPoint(path string, dir bool) error {
 		return err
 	}
 	return os.WriteFile(path, nil, 0o600)
+}
+
+// gitMemory bounds the address space of trusted Git, bytes: a small object can claim to be as large as it likes. Packs are
+// mapped in windows, so that a large repository does not need more.
+const gitMemory = 4 << 30
+
+// bound makes Git the kernel's choice before the agent when the node is short of memory, and limits what it can take.
+func bound() error {
+	if err := os.WriteFile("/proc/self/oom_score_adj", []byte("1000"), 0); err != nil {
+		return fmt.Errorf("raising its OOM score: %w", err)
+	}
+	for resource, value := range map[int]uint64{unix.RLIMIT_AS: gitMemory, unix.RLIMIT_CORE: 0} {
+		var old unix.Rlimit
+		if err := unix.Getrlimit(resource, &old); err != nil {
+			return fmt.Errorf("reading limit %d: %w", resource, err)
+		}
+		value = min(value, old.Max)
+		if err := unix.Setrlimit(resource, &unix.Rlimit{Cur: value, Max: value}); err != nil {
+			return fmt.Errorf("setting limit %d to %d: %w", resource, value, err)
+		}
+	}
+	return nil
 }
 
 // giveUpPrivileges becomes the owner, for good, with no capability: also where the owner is root.

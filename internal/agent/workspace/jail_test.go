@@ -45,7 +45,8 @@ func TestP12WhatARepositoryMakesTrustedGitRunSeesAndReachesNothing(t *testing.T)
 exec 2>&1 >report; echo "etc: $(ls /etc)"; echo "top: $(ls /)"; echo "var: $(ls /var 2>/dev/null)"; echo "home: $(ls /home /root 2>/dev/null)"; echo "dev: $(ls /dev)"
 grep -E '^(Uid|Gid|Groups|CapEff|CapBnd|NoNewPrivs):' /proc/self/status
 cat /proc/net/dev | sed -nE 's/^ *([a-z0-9]+):.*/interface: \1/p'
-echo "processes: $(ls -d /proc/[0-9]* | wc -l)"; [ -e %[2]s ] && echo "sees the outside"; touch /usr/x; touch %[3]s/x`, canary, outside, filepath.Dir(repo)))
+echo "processes: $(ls -d /proc/[0-9]* | wc -l)"; [ -e %[2]s ] && echo "sees the outside"; touch /usr/x; touch %[3]s/x
+sed -nE 's/^Max (address space|core file size) +([0-9]+).*/limit \1 \2/p' /proc/self/limits; echo "oom: $(cat /proc/self/oom_score_adj)"`, canary, outside, filepath.Dir(repo)))
 
 	testkit.Worktree(t, uid, repo, "control")
 	require.FileExists(t, canary, "the control case: without the jail the program runs and reaches what its user may")
@@ -60,7 +61,8 @@ echo "processes: $(ls -d /proc/[0-9]* | wc -l)"; [ -e %[2]s ] && echo "sees the 
 	require.NoError(t, err, "the filter ran, in the jail")
 	report := string(b)
 	require.Contains(t, report, "etc: ld.so.cache\n")
-	for _, want := range []string{"var: tmp\n", "home: \n", "dev: null\n", fmt.Sprintf("Uid:\t%[1]d\t%[1]d\t%[1]d\t%[1]d", uid), "Groups:\t", "CapEff:\t0000000000000000", "CapBnd:\t0000000000000000", "NoNewPrivs:\t1"} {
+	for _, want := range []string{"var: tmp\n", "home: \n", "dev: null\n", fmt.Sprintf("Uid:\t%[1]d\t%[1]d\t%[1]d\t%[1]d", uid), "Groups:\t", "CapEff:\t0000000000000000", "CapBnd:\t0000000000000000", "NoNewPrivs:\t1",
+		"limit address space 4294967296", "limit core file size 0", "oom: 1000"} {
 		require.Contains(t, report, want)
 	}
 	require.NotContains(t, report, "outside")
@@ -156,4 +158,24 @@ func TestP12ConfigurationThatACommandCouldWriteIsRefused(t *testing.T) {
 	_, err := Open(t.Context(), Wanted{Repository: repo, Worktree: filepath.Join(dir, "wt"), Branch: "new"})
 	require.ErrorIs(t, err, ErrRefused)
 	require.ErrorContains(t, err, "extensions.worktreeConfig")
+}
+
+func TestAWorktreeThatGitDidNotFinishIsNotTakenOver(t *testing.T) {
+	for name, spoil := range map[string]func(meta string) error{
+		"killed while it was added": func(meta string) error {
+			return os.WriteFile(filepath.Join(meta, "locked"), []byte("initializing\n"), 0o644)
+		},
+		"killed while it was written": func(meta string) error { return os.WriteFile(filepath.Join(meta, "index.lock"), nil, 0o644) },
+		"without an index":            func(meta string) error { return os.Remove(filepath.Join(meta, "index")) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			repo, _ := setUp(t)
+			wt := testkit.Worktree(t, uid, repo, "half")
+			require.NoError(t, spoil(filepath.Join(repo, ".git/worktrees", filepath.Base(wt))))
+			_, err := Open(t.Context(), Wanted{Repository: repo, Worktree: wt})
+			require.ErrorIs(t, err, ErrRefused)
+			require.ErrorContains(t, err, "not finished")
+			require.ErrorContains(t, err, "worktree remove")
+		})
+	}
 }

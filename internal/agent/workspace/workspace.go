@@ -346,6 +346,9 @@ func adopt(ctx context.Context, base git, ws Workspace, allowRoot bool) (Workspa
 	if err := checkGitFolder(meta); err != nil {
 		return Workspace{}, err
 	}
+	if err := checkFinished(ws, meta); err != nil {
+		return Workspace{}, err
+	}
 	in := git{dir: ws.Worktree, owner: owner, folders: []string{ws.CommonDir, ws.Worktree}}
 	out, err := in.run(ctx, "rev-parse", "--path-format=absolute", "--git-common-dir", "--git-dir", "--show-toplevel")
 	if err != nil {
@@ -376,6 +379,24 @@ func adopt(ctx context.Context, base git, ws Workspace, allowRoot bool) (Workspa
 		}
 	}
 	return Workspace{}, notLinked("git worktree list does not name it")
+}
+
+// checkFinished refuses a worktree that Git had not finished when it was killed, or is at work on: a command would find
+// half of the files, and Git would call the others deleted.
+func checkFinished(ws Workspace, meta string) error {
+	why := ""
+	if b, err := os.ReadFile(filepath.Join(meta, "locked")); err == nil && strings.TrimSpace(string(b)) == "initializing" {
+		why = "git worktree add did not come to its end"
+	} else if mounts.Exists(filepath.Join(meta, "index.lock")) {
+		why = "index.lock is there: Git is at work, or was killed"
+	} else if !mounts.Exists(filepath.Join(meta, "index")) {
+		why = "it has no index yet"
+	}
+	if why == "" {
+		return nil
+	}
+	return fmt.Errorf("%w: worktree %s is not finished (%s): look at it; to have it made anew, git -C %s worktree remove --force --force %s, and git branch -D its branch",
+		ErrRefused, ws.Worktree, why, ws.Repository, ws.Worktree)
 }
 
 // listed is one worktree as Git lists it.
