@@ -49,7 +49,7 @@ func DestroySockets() (destroyed, left int, err error) {
 		return 0, 0, fmt.Errorf("opening a socket-diagnostics socket: %w", err)
 	}
 	defer unix.Close(fd)
-	sockets, hidden, err := listSockets(fd)
+	sockets, hidden, err := listSockets(fd, counts)
 	if err != nil || len(sockets)+hidden == 0 {
 		return 0, 0, err
 	}
@@ -63,7 +63,10 @@ func DestroySockets() (destroyed, left int, err error) {
 			failures = append(failures, err)
 		}
 	}
-	after, left, err := listSockets(fd)
+	if counts, err = countSockets(); err != nil {
+		return destroyed, len(failures) + hidden, err
+	}
+	after, left, err := listSockets(fd, counts)
 	if err != nil {
 		return destroyed, len(failures) + hidden, err
 	}
@@ -86,13 +89,9 @@ func nothing(counts map[string]int) bool {
 	return counts["TCP"]+counts["TCP6"]+counts["UDP"]+counts["UDP6"] == 0
 }
 
-// listSockets lists the TCP and UDP sockets. hidden counts those that the kernel has no diagnostics for: it loads that
+// listSockets lists the TCP and UDP sockets, of which counts says how many there are. hidden counts those that the kernel has no diagnostics for: it loads that
 // module by itself, unless the node keeps it from doing so.
-func listSockets(fd int) (all []diagSocket, hidden int, err error) {
-	counts, err := countSockets()
-	if err != nil {
-		return nil, 0, err
-	}
+func listSockets(fd int, counts map[string]int) (all []diagSocket, hidden int, err error) {
 	for _, family := range []uint8{unix.AF_INET, unix.AF_INET6} {
 		for _, protocol := range []uint8{unix.IPPROTO_TCP, unix.IPPROTO_UDP} {
 			n := counts[countName(family, protocol)]

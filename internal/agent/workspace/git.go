@@ -9,8 +9,6 @@ import (
 	"strconv"
 	"strings"
 	"time"
-
-	"golang.org/x/sys/unix"
 )
 
 const (
@@ -93,8 +91,7 @@ func (g git) run(ctx context.Context, args ...string) (string, error) {
 	cmd.Env = append(append(gitEnv(), g.env...), jailSpec{Owner: g.owner, Dir: g.dir, Folders: g.folders}.variable())
 	stdout, stderr := &boundedBuffer{max: gitMaxOutput}, &boundedBuffer{max: 4096}
 	cmd.Stdout, cmd.Stderr = stdout, stderr
-	pidfd := -1
-	cmd.SysProcAttr = jailAttr(&pidfd)
+	cmd.SysProcAttr = jailAttr()
 	// Git is the first process of a PID namespace: its end is that of all its helpers.
 	cmd.Cancel = func() error { return cmd.Process.Kill() }
 	cmd.WaitDelay = time.Second
@@ -102,9 +99,6 @@ func (g git) run(ctx context.Context, args ...string) (string, error) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	err := cmd.Run()
-	if pidfd >= 0 {
-		unix.Close(pidfd)
-	}
 	switch {
 	case ctx.Err() != nil:
 		return "", fmt.Errorf("%w: git %s in %s took longer than %s or was cancelled: %w", ErrGit, args[0], g.dir, timeout, ctx.Err())

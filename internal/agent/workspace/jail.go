@@ -48,7 +48,7 @@ func init() {
 	os.Exit(jailFailed)
 }
 
-// jail makes the attributes and the variable of a process that becomes a jail.
+// variable hands the description to a process that becomes a jail.
 func (s jailSpec) variable() string {
 	b, err := json.Marshal(s)
 	if err != nil {
@@ -57,10 +57,9 @@ func (s jailSpec) variable() string {
 	return jailVar + "=" + string(b)
 }
 
-func jailAttr(pidfd *int) *syscall.SysProcAttr {
+func jailAttr() *syscall.SysProcAttr {
 	return &syscall.SysProcAttr{
 		Setpgid:    true,
-		PidFD:      pidfd,
 		Cloneflags: unix.CLONE_NEWNS | unix.CLONE_NEWPID | unix.CLONE_NEWNET | unix.CLONE_NEWIPC | unix.CLONE_NEWUTS,
 	}
 }

@@ -8,8 +8,8 @@
 //	   |                            | -- fork, exec itself ------> |
 //	   | <--- Ready --------------- |   <---------- Ready -------- |
 //	   |        (waits here, prepared, until there is a command)   |
-//	   | ---- Arm ----------------> |                              |
 //	   | ---- Command ---------------------------------------------> | execve, or Failed
+//	   | ---- Arm ----------------> |                              |
 //	   | ---- Cancel (maybe) -----> |                              |
 //	   | <--- Report -------------- | (then it exits: the namespace ends)
 //
@@ -45,11 +45,10 @@ const MaxFrame = 2 << 20
 var (
 	errShort = errors.New("frame is too short for what it says it holds")
 	errLarge = errors.New("frame is larger than the limit of 2 MiB")
-	errEOF   = errors.New("the other end is closed")
 )
 
 // ErrClosed is returned by Read when the other end has closed the socket between two frames.
-var ErrClosed = errEOF
+var ErrClosed = errors.New("the other end is closed")
 
 // Setup fixes what holds for every command of a sandbox. It is sent while a pid1 is prepared.
 type Setup struct {
@@ -346,7 +345,7 @@ func Read(r Reader) (Kind, []byte, error) {
 }
 
 func unexpected(err error) error {
-	if err == errEOF {
+	if err == ErrClosed {
 		return errors.New("the other end closed in the middle of a frame")
 	}
 	return err
@@ -362,7 +361,7 @@ func readFull(r Reader, b []byte) error {
 		if err != nil && err != io.EOF {
 			return err
 		}
-		return errEOF
+		return ErrClosed
 	}
 	return nil
 }
@@ -378,7 +377,7 @@ func (fd FD) Read(b []byte) (int, error) {
 			continue
 		}
 		if n == 0 && err == nil && len(b) > 0 {
-			return 0, errEOF
+			return 0, ErrClosed
 		}
 		return n, err
 	}
