@@ -680,12 +680,14 @@ func (x *InitResponse) GetSeals() []*SealState {
 }
 
 type SealState struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Path          string                 `protobuf:"bytes,1,opt,name=path,proto3" json:"path,omitempty"`
-	MountId       uint64                 `protobuf:"varint,2,opt,name=mount_id,json=mountId,proto3" json:"mount_id,omitempty"`
-	Device        uint64                 `protobuf:"varint,3,opt,name=device,proto3" json:"device,omitempty"`
-	Inode         uint64                 `protobuf:"varint,4,opt,name=inode,proto3" json:"inode,omitempty"`
-	ReadOnly      bool                   `protobuf:"varint,5,opt,name=read_only,json=readOnly,proto3" json:"read_only,omitempty"`
+	state    protoimpl.MessageState `protogen:"open.v1"`
+	Path     string                 `protobuf:"bytes,1,opt,name=path,proto3" json:"path,omitempty"`
+	MountId  uint64                 `protobuf:"varint,2,opt,name=mount_id,json=mountId,proto3" json:"mount_id,omitempty"`
+	Device   uint64                 `protobuf:"varint,3,opt,name=device,proto3" json:"device,omitempty"`
+	Inode    uint64                 `protobuf:"varint,4,opt,name=inode,proto3" json:"inode,omitempty"`
+	ReadOnly bool                   `protobuf:"varint,5,opt,name=read_only,json=readOnly,proto3" json:"read_only,omitempty"`
+	// SHA-256 of a sealed file's content, lower-case hex; empty for a folder.
+	Sha256        string `protobuf:"bytes,6,opt,name=sha256,proto3" json:"sha256,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -753,6 +755,13 @@ func (x *SealState) GetReadOnly() bool {
 		return x.ReadOnly
 	}
 	return false
+}
+
+func (x *SealState) GetSha256() string {
+	if x != nil {
+		return x.Sha256
+	}
+	return ""
 }
 
 type ProveRequest struct {
@@ -1645,13 +1654,14 @@ const file_receiptd_v1_receiptd_proto_rawDesc = "" +
 	"\aversion\x18\x02 \x01(\tR\aversion\x12&\n" +
 	"\x0frunning_exec_id\x18\x03 \x01(\tR\rrunningExecId\x12.\n" +
 	"\x13last_receipt_sha256\x18\x04 \x01(\tR\x11lastReceiptSha256\x12,\n" +
-	"\x05seals\x18\x05 \x03(\v2\x16.receiptd.v1.SealStateR\x05seals\"\x85\x01\n" +
+	"\x05seals\x18\x05 \x03(\v2\x16.receiptd.v1.SealStateR\x05seals\"\x9d\x01\n" +
 	"\tSealState\x12\x12\n" +
 	"\x04path\x18\x01 \x01(\tR\x04path\x12\x19\n" +
 	"\bmount_id\x18\x02 \x01(\x04R\amountId\x12\x16\n" +
 	"\x06device\x18\x03 \x01(\x04R\x06device\x12\x14\n" +
 	"\x05inode\x18\x04 \x01(\x04R\x05inode\x12\x1b\n" +
-	"\tread_only\x18\x05 \x01(\bR\breadOnly\"1\n" +
+	"\tread_only\x18\x05 \x01(\bR\breadOnly\x12\x16\n" +
+	"\x06sha256\x18\x06 \x01(\tR\x06sha256\"1\n" +
 	"\fProveRequest\x12!\n" +
 	"\fattach_epoch\x18\x01 \x01(\x04R\vattachEpoch\"g\n" +
 	"\tProofItem\x12\x18\n" +

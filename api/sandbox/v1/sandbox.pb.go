@@ -241,7 +241,7 @@ func (x Sandbox_State) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Sandbox_State.Descriptor instead.
 func (Sandbox_State) EnumDescriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{10, 0}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{12, 0}
 }
 
 type Session_State int32
@@ -310,7 +310,7 @@ func (x Session_State) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Session_State.Descriptor instead.
 func (Session_State) EnumDescriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{11, 0}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{13, 0}
 }
 
 type ExecResult_Status int32
@@ -381,7 +381,7 @@ func (x ExecResult_Status) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use ExecResult_Status.Descriptor instead.
 func (ExecResult_Status) EnumDescriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{32, 0}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{37, 0}
 }
 
 type Workspace struct {
@@ -898,12 +898,14 @@ func (x *Evidence) GetComplete() bool {
 }
 
 type Seal struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Path          string                 `protobuf:"bytes,1,opt,name=path,proto3" json:"path,omitempty"`
-	MountId       uint64                 `protobuf:"varint,2,opt,name=mount_id,json=mountId,proto3" json:"mount_id,omitempty"`
-	Device        uint64                 `protobuf:"varint,3,opt,name=device,proto3" json:"device,omitempty"`
-	Inode         uint64                 `protobuf:"varint,4,opt,name=inode,proto3" json:"inode,omitempty"`
-	ReadOnly      bool                   `protobuf:"varint,5,opt,name=read_only,json=readOnly,proto3" json:"read_only,omitempty"`
+	state    protoimpl.MessageState `protogen:"open.v1"`
+	Path     string                 `protobuf:"bytes,1,opt,name=path,proto3" json:"path,omitempty"`
+	MountId  uint64                 `protobuf:"varint,2,opt,name=mount_id,json=mountId,proto3" json:"mount_id,omitempty"`
+	Device   uint64                 `protobuf:"varint,3,opt,name=device,proto3" json:"device,omitempty"`
+	Inode    uint64                 `protobuf:"varint,4,opt,name=inode,proto3" json:"inode,omitempty"`
+	ReadOnly bool                   `protobuf:"varint,5,opt,name=read_only,json=readOnly,proto3" json:"read_only,omitempty"`
+	// SHA-256 of a sealed file's content, lower-case hex; empty for a folder.
+	Sha256        string `protobuf:"bytes,6,opt,name=sha256,proto3" json:"sha256,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -973,6 +975,180 @@ func (x *Seal) GetReadOnly() bool {
 	return false
 }
 
+func (x *Seal) GetSha256() string {
+	if x != nil {
+		return x.Sha256
+	}
+	return ""
+}
+
+// Mount is one mount of a session's plan: source on the node, target in the sandbox.
+type Mount struct {
+	state    protoimpl.MessageState `protogen:"open.v1"`
+	Source   string                 `protobuf:"bytes,1,opt,name=source,proto3" json:"source,omitempty"`
+	Target   string                 `protobuf:"bytes,2,opt,name=target,proto3" json:"target,omitempty"`
+	ReadOnly bool                   `protobuf:"varint,3,opt,name=read_only,json=readOnly,proto3" json:"read_only,omitempty"`
+	// Re-checked at each command's start and end.
+	Seal bool `protobuf:"varint,4,opt,name=seal,proto3" json:"seal,omitempty"`
+	// The on-disk owner is mapped to the command's uid.
+	Idmapped bool `protobuf:"varint,5,opt,name=idmapped,proto3" json:"idmapped,omitempty"`
+	// Nothing of the source is shown but the mounts that lie in it.
+	Empty         bool `protobuf:"varint,6,opt,name=empty,proto3" json:"empty,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Mount) Reset() {
+	*x = Mount{}
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Mount) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Mount) ProtoMessage() {}
+
+func (x *Mount) ProtoReflect() protoreflect.Message {
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Mount.ProtoReflect.Descriptor instead.
+func (*Mount) Descriptor() ([]byte, []int) {
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *Mount) GetSource() string {
+	if x != nil {
+		return x.Source
+	}
+	return ""
+}
+
+func (x *Mount) GetTarget() string {
+	if x != nil {
+		return x.Target
+	}
+	return ""
+}
+
+func (x *Mount) GetReadOnly() bool {
+	if x != nil {
+		return x.ReadOnly
+	}
+	return false
+}
+
+func (x *Mount) GetSeal() bool {
+	if x != nil {
+		return x.Seal
+	}
+	return false
+}
+
+func (x *Mount) GetIdmapped() bool {
+	if x != nil {
+		return x.Idmapped
+	}
+	return false
+}
+
+func (x *Mount) GetEmpty() bool {
+	if x != nil {
+		return x.Empty
+	}
+	return false
+}
+
+// GuardFinding is one thing in a repository that could make Git run a program, leave the repository or hang.
+type GuardFinding struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The configuration key as Git spells it, or empty when the finding is not about a key.
+	Key  string `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"`
+	File string `protobuf:"bytes,2,opt,name=file,proto3" json:"file,omitempty"`
+	// Line of file, from 1; 0 when it is not about a line.
+	Line          uint32 `protobuf:"varint,3,opt,name=line,proto3" json:"line,omitempty"`
+	Why           string `protobuf:"bytes,4,opt,name=why,proto3" json:"why,omitempty"`
+	Remedy        string `protobuf:"bytes,5,opt,name=remedy,proto3" json:"remedy,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GuardFinding) Reset() {
+	*x = GuardFinding{}
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GuardFinding) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GuardFinding) ProtoMessage() {}
+
+func (x *GuardFinding) ProtoReflect() protoreflect.Message {
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GuardFinding.ProtoReflect.Descriptor instead.
+func (*GuardFinding) Descriptor() ([]byte, []int) {
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{10}
+}
+
+func (x *GuardFinding) GetKey() string {
+	if x != nil {
+		return x.Key
+	}
+	return ""
+}
+
+func (x *GuardFinding) GetFile() string {
+	if x != nil {
+		return x.File
+	}
+	return ""
+}
+
+func (x *GuardFinding) GetLine() uint32 {
+	if x != nil {
+		return x.Line
+	}
+	return 0
+}
+
+func (x *GuardFinding) GetWhy() string {
+	if x != nil {
+		return x.Why
+	}
+	return ""
+}
+
+func (x *GuardFinding) GetRemedy() string {
+	if x != nil {
+		return x.Remedy
+	}
+	return ""
+}
+
 // ProofItem is one thing that the sandbox was seen to do, or not to be able to do, before it was called ready.
 type ProofItem struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -987,7 +1163,7 @@ type ProofItem struct {
 
 func (x *ProofItem) Reset() {
 	*x = ProofItem{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[9]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -999,7 +1175,7 @@ func (x *ProofItem) String() string {
 func (*ProofItem) ProtoMessage() {}
 
 func (x *ProofItem) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[9]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1012,7 +1188,7 @@ func (x *ProofItem) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProofItem.ProtoReflect.Descriptor instead.
 func (*ProofItem) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{9}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *ProofItem) GetPromise() string {
@@ -1063,7 +1239,7 @@ type Sandbox struct {
 
 func (x *Sandbox) Reset() {
 	*x = Sandbox{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[10]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1075,7 +1251,7 @@ func (x *Sandbox) String() string {
 func (*Sandbox) ProtoMessage() {}
 
 func (x *Sandbox) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[10]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1088,7 +1264,7 @@ func (x *Sandbox) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Sandbox.ProtoReflect.Descriptor instead.
 func (*Sandbox) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{10}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *Sandbox) GetId() string {
@@ -1183,13 +1359,19 @@ type Session struct {
 	Caches     []*Cache `protobuf:"bytes,15,rep,name=caches,proto3" json:"caches,omitempty"`
 	// Exec ids that wait for their turn, in order.
 	QueuedExecIds []string `protobuf:"bytes,16,rep,name=queued_exec_ids,json=queuedExecIds,proto3" json:"queued_exec_ids,omitempty"`
+	// The mount plan of the newest sandbox, in the order in which it is made.
+	Mounts []*Mount `protobuf:"bytes,17,rep,name=mounts,proto3" json:"mounts,omitempty"`
+	// What of the repository's configuration is not in the sandbox's (git_layout isolated).
+	LeftOut []*GuardFinding `protobuf:"bytes,18,rep,name=left_out,json=leftOut,proto3" json:"left_out,omitempty"`
+	// The newest harvest that did anything.
+	LastHarvest   *Harvest `protobuf:"bytes,19,opt,name=last_harvest,json=lastHarvest,proto3" json:"last_harvest,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Session) Reset() {
 	*x = Session{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[11]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1201,7 +1383,7 @@ func (x *Session) String() string {
 func (*Session) ProtoMessage() {}
 
 func (x *Session) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[11]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1214,7 +1396,7 @@ func (x *Session) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Session.ProtoReflect.Descriptor instead.
 func (*Session) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{11}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *Session) GetSessionId() string {
@@ -1329,6 +1511,27 @@ func (x *Session) GetQueuedExecIds() []string {
 	return nil
 }
 
+func (x *Session) GetMounts() []*Mount {
+	if x != nil {
+		return x.Mounts
+	}
+	return nil
+}
+
+func (x *Session) GetLeftOut() []*GuardFinding {
+	if x != nil {
+		return x.LeftOut
+	}
+	return nil
+}
+
+func (x *Session) GetLastHarvest() *Harvest {
+	if x != nil {
+		return x.LastHarvest
+	}
+	return nil
+}
+
 type CreateSessionRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// [A-Za-z0-9._-], 1-64, not beginning with a dot; empty: the agent makes one. Never reused.
@@ -1348,7 +1551,7 @@ type CreateSessionRequest struct {
 
 func (x *CreateSessionRequest) Reset() {
 	*x = CreateSessionRequest{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[12]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1360,7 +1563,7 @@ func (x *CreateSessionRequest) String() string {
 func (*CreateSessionRequest) ProtoMessage() {}
 
 func (x *CreateSessionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[12]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1373,7 +1576,7 @@ func (x *CreateSessionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateSessionRequest.ProtoReflect.Descriptor instead.
 func (*CreateSessionRequest) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{12}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *CreateSessionRequest) GetSessionId() string {
@@ -1441,7 +1644,7 @@ type CreateSessionResponse struct {
 
 func (x *CreateSessionResponse) Reset() {
 	*x = CreateSessionResponse{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[13]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1453,7 +1656,7 @@ func (x *CreateSessionResponse) String() string {
 func (*CreateSessionResponse) ProtoMessage() {}
 
 func (x *CreateSessionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[13]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1466,7 +1669,7 @@ func (x *CreateSessionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateSessionResponse.ProtoReflect.Descriptor instead.
 func (*CreateSessionResponse) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{13}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *CreateSessionResponse) GetSession() *Session {
@@ -1487,7 +1690,7 @@ type ClaimSessionRequest struct {
 
 func (x *ClaimSessionRequest) Reset() {
 	*x = ClaimSessionRequest{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[14]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1499,7 +1702,7 @@ func (x *ClaimSessionRequest) String() string {
 func (*ClaimSessionRequest) ProtoMessage() {}
 
 func (x *ClaimSessionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[14]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1512,7 +1715,7 @@ func (x *ClaimSessionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClaimSessionRequest.ProtoReflect.Descriptor instead.
 func (*ClaimSessionRequest) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{14}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *ClaimSessionRequest) GetSessionId() string {
@@ -1538,7 +1741,7 @@ type ClaimSessionResponse struct {
 
 func (x *ClaimSessionResponse) Reset() {
 	*x = ClaimSessionResponse{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[15]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1550,7 +1753,7 @@ func (x *ClaimSessionResponse) String() string {
 func (*ClaimSessionResponse) ProtoMessage() {}
 
 func (x *ClaimSessionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[15]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1563,7 +1766,7 @@ func (x *ClaimSessionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClaimSessionResponse.ProtoReflect.Descriptor instead.
 func (*ClaimSessionResponse) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{15}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *ClaimSessionResponse) GetSession() *Session {
@@ -1582,7 +1785,7 @@ type GetSessionRequest struct {
 
 func (x *GetSessionRequest) Reset() {
 	*x = GetSessionRequest{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[16]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1594,7 +1797,7 @@ func (x *GetSessionRequest) String() string {
 func (*GetSessionRequest) ProtoMessage() {}
 
 func (x *GetSessionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[16]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1607,7 +1810,7 @@ func (x *GetSessionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetSessionRequest.ProtoReflect.Descriptor instead.
 func (*GetSessionRequest) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{16}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *GetSessionRequest) GetSessionId() string {
@@ -1626,7 +1829,7 @@ type GetSessionResponse struct {
 
 func (x *GetSessionResponse) Reset() {
 	*x = GetSessionResponse{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[17]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1638,7 +1841,7 @@ func (x *GetSessionResponse) String() string {
 func (*GetSessionResponse) ProtoMessage() {}
 
 func (x *GetSessionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[17]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1651,7 +1854,7 @@ func (x *GetSessionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetSessionResponse.ProtoReflect.Descriptor instead.
 func (*GetSessionResponse) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{17}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *GetSessionResponse) GetSession() *Session {
@@ -1671,7 +1874,7 @@ type ListSessionsRequest struct {
 
 func (x *ListSessionsRequest) Reset() {
 	*x = ListSessionsRequest{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[18]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1683,7 +1886,7 @@ func (x *ListSessionsRequest) String() string {
 func (*ListSessionsRequest) ProtoMessage() {}
 
 func (x *ListSessionsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[18]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1696,7 +1899,7 @@ func (x *ListSessionsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSessionsRequest.ProtoReflect.Descriptor instead.
 func (*ListSessionsRequest) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{18}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *ListSessionsRequest) GetPageSize() int32 {
@@ -1723,7 +1926,7 @@ type ListSessionsResponse struct {
 
 func (x *ListSessionsResponse) Reset() {
 	*x = ListSessionsResponse{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[19]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1735,7 +1938,7 @@ func (x *ListSessionsResponse) String() string {
 func (*ListSessionsResponse) ProtoMessage() {}
 
 func (x *ListSessionsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[19]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1748,7 +1951,7 @@ func (x *ListSessionsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSessionsResponse.ProtoReflect.Descriptor instead.
 func (*ListSessionsResponse) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{19}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *ListSessionsResponse) GetSessions() []*Session {
@@ -1776,7 +1979,7 @@ type UpdateGrantsRequest struct {
 
 func (x *UpdateGrantsRequest) Reset() {
 	*x = UpdateGrantsRequest{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[20]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1788,7 +1991,7 @@ func (x *UpdateGrantsRequest) String() string {
 func (*UpdateGrantsRequest) ProtoMessage() {}
 
 func (x *UpdateGrantsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[20]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1801,7 +2004,7 @@ func (x *UpdateGrantsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdateGrantsRequest.ProtoReflect.Descriptor instead.
 func (*UpdateGrantsRequest) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{20}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *UpdateGrantsRequest) GetSessionId() string {
@@ -1834,7 +2037,7 @@ type UpdateGrantsResponse struct {
 
 func (x *UpdateGrantsResponse) Reset() {
 	*x = UpdateGrantsResponse{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[21]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1846,7 +2049,7 @@ func (x *UpdateGrantsResponse) String() string {
 func (*UpdateGrantsResponse) ProtoMessage() {}
 
 func (x *UpdateGrantsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[21]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1859,7 +2062,7 @@ func (x *UpdateGrantsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdateGrantsResponse.ProtoReflect.Descriptor instead.
 func (*UpdateGrantsResponse) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{21}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *UpdateGrantsResponse) GetSession() *Session {
@@ -1881,7 +2084,7 @@ type RetireSandboxRequest struct {
 
 func (x *RetireSandboxRequest) Reset() {
 	*x = RetireSandboxRequest{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[22]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1893,7 +2096,7 @@ func (x *RetireSandboxRequest) String() string {
 func (*RetireSandboxRequest) ProtoMessage() {}
 
 func (x *RetireSandboxRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[22]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1906,7 +2109,7 @@ func (x *RetireSandboxRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RetireSandboxRequest.ProtoReflect.Descriptor instead.
 func (*RetireSandboxRequest) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{22}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *RetireSandboxRequest) GetSessionId() string {
@@ -1940,7 +2143,7 @@ type RetireSandboxResponse struct {
 
 func (x *RetireSandboxResponse) Reset() {
 	*x = RetireSandboxResponse{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[23]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1952,7 +2155,7 @@ func (x *RetireSandboxResponse) String() string {
 func (*RetireSandboxResponse) ProtoMessage() {}
 
 func (x *RetireSandboxResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[23]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1965,7 +2168,7 @@ func (x *RetireSandboxResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RetireSandboxResponse.ProtoReflect.Descriptor instead.
 func (*RetireSandboxResponse) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{23}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *RetireSandboxResponse) GetSession() *Session {
@@ -1992,7 +2195,7 @@ type DeleteSessionRequest struct {
 
 func (x *DeleteSessionRequest) Reset() {
 	*x = DeleteSessionRequest{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[24]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2004,7 +2207,7 @@ func (x *DeleteSessionRequest) String() string {
 func (*DeleteSessionRequest) ProtoMessage() {}
 
 func (x *DeleteSessionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[24]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2017,7 +2220,7 @@ func (x *DeleteSessionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteSessionRequest.ProtoReflect.Descriptor instead.
 func (*DeleteSessionRequest) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{24}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *DeleteSessionRequest) GetSessionId() string {
@@ -2043,7 +2246,7 @@ type DeleteSessionResponse struct {
 
 func (x *DeleteSessionResponse) Reset() {
 	*x = DeleteSessionResponse{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[25]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2055,7 +2258,7 @@ func (x *DeleteSessionResponse) String() string {
 func (*DeleteSessionResponse) ProtoMessage() {}
 
 func (x *DeleteSessionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[25]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2068,12 +2271,135 @@ func (x *DeleteSessionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteSessionResponse.ProtoReflect.Descriptor instead.
 func (*DeleteSessionResponse) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{25}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *DeleteSessionResponse) GetEvidence() *Evidence {
 	if x != nil {
 		return x.Evidence
+	}
+	return nil
+}
+
+type DeleteWorkspaceRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The session whose workspace it is; or, when no session has it any more, the worktree's absolute path. One of the two.
+	SessionId  string `protobuf:"bytes,1,opt,name=session_id,json=sessionId,proto3" json:"session_id,omitempty"`
+	OwnerEpoch uint64 `protobuf:"varint,2,opt,name=owner_epoch,json=ownerEpoch,proto3" json:"owner_epoch,omitempty"`
+	Worktree   string `protobuf:"bytes,3,opt,name=worktree,proto3" json:"worktree,omitempty"`
+	// Also throw away uncommitted and unharvested work.
+	Force         bool `protobuf:"varint,4,opt,name=force,proto3" json:"force,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DeleteWorkspaceRequest) Reset() {
+	*x = DeleteWorkspaceRequest{}
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[28]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DeleteWorkspaceRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DeleteWorkspaceRequest) ProtoMessage() {}
+
+func (x *DeleteWorkspaceRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[28]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DeleteWorkspaceRequest.ProtoReflect.Descriptor instead.
+func (*DeleteWorkspaceRequest) Descriptor() ([]byte, []int) {
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{28}
+}
+
+func (x *DeleteWorkspaceRequest) GetSessionId() string {
+	if x != nil {
+		return x.SessionId
+	}
+	return ""
+}
+
+func (x *DeleteWorkspaceRequest) GetOwnerEpoch() uint64 {
+	if x != nil {
+		return x.OwnerEpoch
+	}
+	return 0
+}
+
+func (x *DeleteWorkspaceRequest) GetWorktree() string {
+	if x != nil {
+		return x.Worktree
+	}
+	return ""
+}
+
+func (x *DeleteWorkspaceRequest) GetForce() bool {
+	if x != nil {
+		return x.Force
+	}
+	return false
+}
+
+type DeleteWorkspaceResponse struct {
+	state    protoimpl.MessageState `protogen:"open.v1"`
+	Evidence *Evidence              `protobuf:"bytes,1,opt,name=evidence,proto3" json:"evidence,omitempty"`
+	// What was removed: absolute paths and refs.
+	Removed       []string `protobuf:"bytes,2,rep,name=removed,proto3" json:"removed,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DeleteWorkspaceResponse) Reset() {
+	*x = DeleteWorkspaceResponse{}
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[29]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DeleteWorkspaceResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DeleteWorkspaceResponse) ProtoMessage() {}
+
+func (x *DeleteWorkspaceResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[29]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DeleteWorkspaceResponse.ProtoReflect.Descriptor instead.
+func (*DeleteWorkspaceResponse) Descriptor() ([]byte, []int) {
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{29}
+}
+
+func (x *DeleteWorkspaceResponse) GetEvidence() *Evidence {
+	if x != nil {
+		return x.Evidence
+	}
+	return nil
+}
+
+func (x *DeleteWorkspaceResponse) GetRemoved() []string {
+	if x != nil {
+		return x.Removed
 	}
 	return nil
 }
@@ -2088,7 +2414,7 @@ type WatchEventsRequest struct {
 
 func (x *WatchEventsRequest) Reset() {
 	*x = WatchEventsRequest{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[26]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2100,7 +2426,7 @@ func (x *WatchEventsRequest) String() string {
 func (*WatchEventsRequest) ProtoMessage() {}
 
 func (x *WatchEventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[26]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2113,7 +2439,7 @@ func (x *WatchEventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchEventsRequest.ProtoReflect.Descriptor instead.
 func (*WatchEventsRequest) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{26}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *WatchEventsRequest) GetSessionId() string {
@@ -2145,7 +2471,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[27]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2157,7 +2483,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[27]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2170,7 +2496,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{27}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *Event) GetCursor() string {
@@ -2231,7 +2557,7 @@ type WatchEventsResponse struct {
 
 func (x *WatchEventsResponse) Reset() {
 	*x = WatchEventsResponse{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[28]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2243,7 +2569,7 @@ func (x *WatchEventsResponse) String() string {
 func (*WatchEventsResponse) ProtoMessage() {}
 
 func (x *WatchEventsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[28]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2256,7 +2582,7 @@ func (x *WatchEventsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchEventsResponse.ProtoReflect.Descriptor instead.
 func (*WatchEventsResponse) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{28}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *WatchEventsResponse) GetEvent() *Event {
@@ -2283,7 +2609,7 @@ type OutputInfo struct {
 
 func (x *OutputInfo) Reset() {
 	*x = OutputInfo{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[29]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2295,7 +2621,7 @@ func (x *OutputInfo) String() string {
 func (*OutputInfo) ProtoMessage() {}
 
 func (x *OutputInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[29]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2308,7 +2634,7 @@ func (x *OutputInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OutputInfo.ProtoReflect.Descriptor instead.
 func (*OutputInfo) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{29}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *OutputInfo) GetBytes() uint64 {
@@ -2360,7 +2686,7 @@ type Usage struct {
 
 func (x *Usage) Reset() {
 	*x = Usage{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[30]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2372,7 +2698,7 @@ func (x *Usage) String() string {
 func (*Usage) ProtoMessage() {}
 
 func (x *Usage) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[30]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2385,7 +2711,7 @@ func (x *Usage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Usage.ProtoReflect.Descriptor instead.
 func (*Usage) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{30}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *Usage) GetUserCpu() *durationpb.Duration {
@@ -2416,18 +2742,31 @@ func (x *Usage) GetPeakMemoryBytes() int64 {
 	return 0
 }
 
+// Harvest says what of a command's Git work arrived in the base clone.
 type Harvest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Status        string                 `protobuf:"bytes,1,opt,name=status,proto3" json:"status,omitempty"`
-	Refs          []string               `protobuf:"bytes,2,rep,name=refs,proto3" json:"refs,omitempty"`
-	Conflict      string                 `protobuf:"bytes,3,opt,name=conflict,proto3" json:"conflict,omitempty"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// "UNCHANGED" (no ref, index or object was touched), "HARVESTED", "CONFLICT" (named below; everything else
+	// arrived, and the work is safe under refs/sandboxes/<session>/), "FAILED" (nothing of the base clone was moved; the
+	// next harvest tries again), "SHARED" (git_layout shared: commands write the base clone themselves).
+	Status string `protobuf:"bytes,1,opt,name=status,proto3" json:"status,omitempty"`
+	// Refs of the base clone that were written.
+	Refs []string `protobuf:"bytes,2,rep,name=refs,proto3" json:"refs,omitempty"`
+	// One sentence that names the first conflict and its remedy; empty without one.
+	Conflict  string             `protobuf:"bytes,3,opt,name=conflict,proto3" json:"conflict,omitempty"`
+	Conflicts []*HarvestConflict `protobuf:"bytes,4,rep,name=conflicts,proto3" json:"conflicts,omitempty"`
+	// Objects that were brought over.
+	Objects uint64 `protobuf:"varint,5,opt,name=objects,proto3" json:"objects,omitempty"`
+	// Lock files that the command left behind and that were removed, absolute paths.
+	StaleLocks []string `protobuf:"bytes,6,rep,name=stale_locks,json=staleLocks,proto3" json:"stale_locks,omitempty"`
+	// Why it failed, or what was left where it was, for example an index that can't be trusted.
+	Detail        string `protobuf:"bytes,7,opt,name=detail,proto3" json:"detail,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Harvest) Reset() {
 	*x = Harvest{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[31]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2439,7 +2778,7 @@ func (x *Harvest) String() string {
 func (*Harvest) ProtoMessage() {}
 
 func (x *Harvest) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[31]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2452,7 +2791,7 @@ func (x *Harvest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Harvest.ProtoReflect.Descriptor instead.
 func (*Harvest) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{31}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *Harvest) GetStatus() string {
@@ -2472,6 +2811,112 @@ func (x *Harvest) GetRefs() []string {
 func (x *Harvest) GetConflict() string {
 	if x != nil {
 		return x.Conflict
+	}
+	return ""
+}
+
+func (x *Harvest) GetConflicts() []*HarvestConflict {
+	if x != nil {
+		return x.Conflicts
+	}
+	return nil
+}
+
+func (x *Harvest) GetObjects() uint64 {
+	if x != nil {
+		return x.Objects
+	}
+	return 0
+}
+
+func (x *Harvest) GetStaleLocks() []string {
+	if x != nil {
+		return x.StaleLocks
+	}
+	return nil
+}
+
+func (x *Harvest) GetDetail() string {
+	if x != nil {
+		return x.Detail
+	}
+	return ""
+}
+
+type HarvestConflict struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// "refs/heads/x", "HEAD" or "index".
+	Ref string `protobuf:"bytes,1,opt,name=ref,proto3" json:"ref,omitempty"`
+	// What the base clone has, what the session has, and what both had before. Object ids; empty where there is none.
+	BaseId        string `protobuf:"bytes,2,opt,name=base_id,json=baseId,proto3" json:"base_id,omitempty"`
+	SessionId     string `protobuf:"bytes,3,opt,name=session_id,json=sessionId,proto3" json:"session_id,omitempty"`
+	BeforeId      string `protobuf:"bytes,4,opt,name=before_id,json=beforeId,proto3" json:"before_id,omitempty"`
+	Remedy        string `protobuf:"bytes,5,opt,name=remedy,proto3" json:"remedy,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *HarvestConflict) Reset() {
+	*x = HarvestConflict{}
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[36]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *HarvestConflict) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*HarvestConflict) ProtoMessage() {}
+
+func (x *HarvestConflict) ProtoReflect() protoreflect.Message {
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[36]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use HarvestConflict.ProtoReflect.Descriptor instead.
+func (*HarvestConflict) Descriptor() ([]byte, []int) {
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{36}
+}
+
+func (x *HarvestConflict) GetRef() string {
+	if x != nil {
+		return x.Ref
+	}
+	return ""
+}
+
+func (x *HarvestConflict) GetBaseId() string {
+	if x != nil {
+		return x.BaseId
+	}
+	return ""
+}
+
+func (x *HarvestConflict) GetSessionId() string {
+	if x != nil {
+		return x.SessionId
+	}
+	return ""
+}
+
+func (x *HarvestConflict) GetBeforeId() string {
+	if x != nil {
+		return x.BeforeId
+	}
+	return ""
+}
+
+func (x *HarvestConflict) GetRemedy() string {
+	if x != nil {
+		return x.Remedy
 	}
 	return ""
 }
@@ -2513,7 +2958,7 @@ type ExecResult struct {
 
 func (x *ExecResult) Reset() {
 	*x = ExecResult{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[32]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2525,7 +2970,7 @@ func (x *ExecResult) String() string {
 func (*ExecResult) ProtoMessage() {}
 
 func (x *ExecResult) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[32]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2538,7 +2983,7 @@ func (x *ExecResult) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecResult.ProtoReflect.Descriptor instead.
 func (*ExecResult) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{32}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *ExecResult) GetExecId() string {
@@ -2724,7 +3169,7 @@ type ExecRequest struct {
 
 func (x *ExecRequest) Reset() {
 	*x = ExecRequest{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[33]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2736,7 +3181,7 @@ func (x *ExecRequest) String() string {
 func (*ExecRequest) ProtoMessage() {}
 
 func (x *ExecRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[33]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2749,7 +3194,7 @@ func (x *ExecRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecRequest.ProtoReflect.Descriptor instead.
 func (*ExecRequest) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{33}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *ExecRequest) GetSessionId() string {
@@ -2817,7 +3262,7 @@ type ExecResponse struct {
 
 func (x *ExecResponse) Reset() {
 	*x = ExecResponse{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[34]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2829,7 +3274,7 @@ func (x *ExecResponse) String() string {
 func (*ExecResponse) ProtoMessage() {}
 
 func (x *ExecResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[34]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2842,7 +3287,7 @@ func (x *ExecResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecResponse.ProtoReflect.Descriptor instead.
 func (*ExecResponse) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{34}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *ExecResponse) GetResult() *ExecResult {
@@ -2864,7 +3309,7 @@ type StreamExecRequest struct {
 
 func (x *StreamExecRequest) Reset() {
 	*x = StreamExecRequest{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[35]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2876,7 +3321,7 @@ func (x *StreamExecRequest) String() string {
 func (*StreamExecRequest) ProtoMessage() {}
 
 func (x *StreamExecRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[35]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2889,7 +3334,7 @@ func (x *StreamExecRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StreamExecRequest.ProtoReflect.Descriptor instead.
 func (*StreamExecRequest) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{35}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *StreamExecRequest) GetExec() *ExecRequest {
@@ -2927,7 +3372,7 @@ type OutputChunk struct {
 
 func (x *OutputChunk) Reset() {
 	*x = OutputChunk{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[36]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2939,7 +3384,7 @@ func (x *OutputChunk) String() string {
 func (*OutputChunk) ProtoMessage() {}
 
 func (x *OutputChunk) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[36]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2952,7 +3397,7 @@ func (x *OutputChunk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OutputChunk.ProtoReflect.Descriptor instead.
 func (*OutputChunk) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{36}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *OutputChunk) GetStream() Stream {
@@ -2993,7 +3438,7 @@ type ExecStarted struct {
 
 func (x *ExecStarted) Reset() {
 	*x = ExecStarted{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[37]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3005,7 +3450,7 @@ func (x *ExecStarted) String() string {
 func (*ExecStarted) ProtoMessage() {}
 
 func (x *ExecStarted) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[37]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3018,7 +3463,7 @@ func (x *ExecStarted) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecStarted.ProtoReflect.Descriptor instead.
 func (*ExecStarted) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{37}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *ExecStarted) GetExecId() string {
@@ -3049,7 +3494,7 @@ type StreamExecResponse struct {
 
 func (x *StreamExecResponse) Reset() {
 	*x = StreamExecResponse{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[38]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3061,7 +3506,7 @@ func (x *StreamExecResponse) String() string {
 func (*StreamExecResponse) ProtoMessage() {}
 
 func (x *StreamExecResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[38]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3074,7 +3519,7 @@ func (x *StreamExecResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StreamExecResponse.ProtoReflect.Descriptor instead.
 func (*StreamExecResponse) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{38}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *StreamExecResponse) GetEvent() isStreamExecResponse_Event {
@@ -3144,7 +3589,7 @@ type GetExecRequest struct {
 
 func (x *GetExecRequest) Reset() {
 	*x = GetExecRequest{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[39]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3156,7 +3601,7 @@ func (x *GetExecRequest) String() string {
 func (*GetExecRequest) ProtoMessage() {}
 
 func (x *GetExecRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[39]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3169,7 +3614,7 @@ func (x *GetExecRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetExecRequest.ProtoReflect.Descriptor instead.
 func (*GetExecRequest) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{39}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *GetExecRequest) GetSessionId() string {
@@ -3204,7 +3649,7 @@ type GetExecResponse struct {
 
 func (x *GetExecResponse) Reset() {
 	*x = GetExecResponse{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[40]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3216,7 +3661,7 @@ func (x *GetExecResponse) String() string {
 func (*GetExecResponse) ProtoMessage() {}
 
 func (x *GetExecResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[40]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3229,7 +3674,7 @@ func (x *GetExecResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetExecResponse.ProtoReflect.Descriptor instead.
 func (*GetExecResponse) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{40}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *GetExecResponse) GetState() ExecState {
@@ -3257,7 +3702,7 @@ type ListExecsRequest struct {
 
 func (x *ListExecsRequest) Reset() {
 	*x = ListExecsRequest{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[41]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3269,7 +3714,7 @@ func (x *ListExecsRequest) String() string {
 func (*ListExecsRequest) ProtoMessage() {}
 
 func (x *ListExecsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[41]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3282,7 +3727,7 @@ func (x *ListExecsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListExecsRequest.ProtoReflect.Descriptor instead.
 func (*ListExecsRequest) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{41}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *ListExecsRequest) GetSessionId() string {
@@ -3320,7 +3765,7 @@ type ExecSummary struct {
 
 func (x *ExecSummary) Reset() {
 	*x = ExecSummary{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[42]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3332,7 +3777,7 @@ func (x *ExecSummary) String() string {
 func (*ExecSummary) ProtoMessage() {}
 
 func (x *ExecSummary) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[42]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3345,7 +3790,7 @@ func (x *ExecSummary) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecSummary.ProtoReflect.Descriptor instead.
 func (*ExecSummary) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{42}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *ExecSummary) GetExecId() string {
@@ -3400,7 +3845,7 @@ type ListExecsResponse struct {
 
 func (x *ListExecsResponse) Reset() {
 	*x = ListExecsResponse{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[43]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3412,7 +3857,7 @@ func (x *ListExecsResponse) String() string {
 func (*ListExecsResponse) ProtoMessage() {}
 
 func (x *ListExecsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[43]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3425,7 +3870,7 @@ func (x *ListExecsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListExecsResponse.ProtoReflect.Descriptor instead.
 func (*ListExecsResponse) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{43}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *ListExecsResponse) GetExecs() []*ExecSummary {
@@ -3453,7 +3898,7 @@ type CancelExecRequest struct {
 
 func (x *CancelExecRequest) Reset() {
 	*x = CancelExecRequest{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[44]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3465,7 +3910,7 @@ func (x *CancelExecRequest) String() string {
 func (*CancelExecRequest) ProtoMessage() {}
 
 func (x *CancelExecRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[44]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3478,7 +3923,7 @@ func (x *CancelExecRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelExecRequest.ProtoReflect.Descriptor instead.
 func (*CancelExecRequest) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{44}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *CancelExecRequest) GetSessionId() string {
@@ -3511,7 +3956,7 @@ type CancelExecResponse struct {
 
 func (x *CancelExecResponse) Reset() {
 	*x = CancelExecResponse{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[45]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3523,7 +3968,7 @@ func (x *CancelExecResponse) String() string {
 func (*CancelExecResponse) ProtoMessage() {}
 
 func (x *CancelExecResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[45]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3536,7 +3981,7 @@ func (x *CancelExecResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelExecResponse.ProtoReflect.Descriptor instead.
 func (*CancelExecResponse) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{45}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *CancelExecResponse) GetResult() *ExecResult {
@@ -3547,17 +3992,20 @@ func (x *CancelExecResponse) GetResult() *ExecResult {
 }
 
 type GitRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	SessionId     string                 `protobuf:"bytes,1,opt,name=session_id,json=sessionId,proto3" json:"session_id,omitempty"`
-	OwnerEpoch    uint64                 `protobuf:"varint,2,opt,name=owner_epoch,json=ownerEpoch,proto3" json:"owner_epoch,omitempty"`
-	Args          []string               `protobuf:"bytes,3,rep,name=args,proto3" json:"args,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	state      protoimpl.MessageState `protogen:"open.v1"`
+	SessionId  string                 `protobuf:"bytes,1,opt,name=session_id,json=sessionId,proto3" json:"session_id,omitempty"`
+	OwnerEpoch uint64                 `protobuf:"varint,2,opt,name=owner_epoch,json=ownerEpoch,proto3" json:"owner_epoch,omitempty"`
+	// The subcommand and its options, without "git", from an allow-list: ["status", "--porcelain"].
+	Args []string `protobuf:"bytes,3,rep,name=args,proto3" json:"args,omitempty"`
+	// Above 0 and at most 600; absent: 60.
+	TimeoutSeconds *float64 `protobuf:"fixed64,4,opt,name=timeout_seconds,json=timeoutSeconds,proto3,oneof" json:"timeout_seconds,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *GitRequest) Reset() {
 	*x = GitRequest{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[46]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3569,7 +4017,7 @@ func (x *GitRequest) String() string {
 func (*GitRequest) ProtoMessage() {}
 
 func (x *GitRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[46]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3582,7 +4030,7 @@ func (x *GitRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GitRequest.ProtoReflect.Descriptor instead.
 func (*GitRequest) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{46}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *GitRequest) GetSessionId() string {
@@ -3606,19 +4054,29 @@ func (x *GitRequest) GetArgs() []string {
 	return nil
 }
 
+func (x *GitRequest) GetTimeoutSeconds() float64 {
+	if x != nil && x.TimeoutSeconds != nil {
+		return *x.TimeoutSeconds
+	}
+	return 0
+}
+
 type GitResponse struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	ExitCode      int32                  `protobuf:"varint,1,opt,name=exit_code,json=exitCode,proto3" json:"exit_code,omitempty"`
-	Stdout        []byte                 `protobuf:"bytes,2,opt,name=stdout,proto3" json:"stdout,omitempty"`
-	Stderr        []byte                 `protobuf:"bytes,3,opt,name=stderr,proto3" json:"stderr,omitempty"`
-	Truncated     bool                   `protobuf:"varint,4,opt,name=truncated,proto3" json:"truncated,omitempty"`
+	state    protoimpl.MessageState `protogen:"open.v1"`
+	ExitCode int32                  `protobuf:"varint,1,opt,name=exit_code,json=exitCode,proto3" json:"exit_code,omitempty"`
+	// At most limits.output_bytes of each. Untrusted data: it comes from what commands wrote.
+	Stdout    []byte `protobuf:"bytes,2,opt,name=stdout,proto3" json:"stdout,omitempty"`
+	Stderr    []byte `protobuf:"bytes,3,opt,name=stderr,proto3" json:"stderr,omitempty"`
+	Truncated bool   `protobuf:"varint,4,opt,name=truncated,proto3" json:"truncated,omitempty"`
+	// What a subcommand that writes brought into the base clone.
+	Harvest       *Harvest `protobuf:"bytes,5,opt,name=harvest,proto3" json:"harvest,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *GitResponse) Reset() {
 	*x = GitResponse{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[47]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3630,7 +4088,7 @@ func (x *GitResponse) String() string {
 func (*GitResponse) ProtoMessage() {}
 
 func (x *GitResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[47]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3643,7 +4101,7 @@ func (x *GitResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GitResponse.ProtoReflect.Descriptor instead.
 func (*GitResponse) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{47}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *GitResponse) GetExitCode() int32 {
@@ -3674,6 +4132,13 @@ func (x *GitResponse) GetTruncated() bool {
 	return false
 }
 
+func (x *GitResponse) GetHarvest() *Harvest {
+	if x != nil {
+		return x.Harvest
+	}
+	return nil
+}
+
 type HarvestRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	SessionId     string                 `protobuf:"bytes,1,opt,name=session_id,json=sessionId,proto3" json:"session_id,omitempty"`
@@ -3684,7 +4149,7 @@ type HarvestRequest struct {
 
 func (x *HarvestRequest) Reset() {
 	*x = HarvestRequest{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[48]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3696,7 +4161,7 @@ func (x *HarvestRequest) String() string {
 func (*HarvestRequest) ProtoMessage() {}
 
 func (x *HarvestRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[48]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3709,7 +4174,7 @@ func (x *HarvestRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HarvestRequest.ProtoReflect.Descriptor instead.
 func (*HarvestRequest) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{48}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *HarvestRequest) GetSessionId() string {
@@ -3735,7 +4200,7 @@ type HarvestResponse struct {
 
 func (x *HarvestResponse) Reset() {
 	*x = HarvestResponse{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[49]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3747,7 +4212,7 @@ func (x *HarvestResponse) String() string {
 func (*HarvestResponse) ProtoMessage() {}
 
 func (x *HarvestResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[49]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3760,7 +4225,7 @@ func (x *HarvestResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HarvestResponse.ProtoReflect.Descriptor instead.
 func (*HarvestResponse) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{49}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *HarvestResponse) GetHarvest() *Harvest {
@@ -3778,7 +4243,7 @@ type CheckNodeRequest struct {
 
 func (x *CheckNodeRequest) Reset() {
 	*x = CheckNodeRequest{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[50]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3790,7 +4255,7 @@ func (x *CheckNodeRequest) String() string {
 func (*CheckNodeRequest) ProtoMessage() {}
 
 func (x *CheckNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[50]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3803,7 +4268,7 @@ func (x *CheckNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckNodeRequest.ProtoReflect.Descriptor instead.
 func (*CheckNodeRequest) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{50}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{55}
 }
 
 type NodeCheck struct {
@@ -3820,7 +4285,7 @@ type NodeCheck struct {
 
 func (x *NodeCheck) Reset() {
 	*x = NodeCheck{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[51]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3832,7 +4297,7 @@ func (x *NodeCheck) String() string {
 func (*NodeCheck) ProtoMessage() {}
 
 func (x *NodeCheck) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[51]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3845,7 +4310,7 @@ func (x *NodeCheck) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeCheck.ProtoReflect.Descriptor instead.
 func (*NodeCheck) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{51}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *NodeCheck) GetFeature() string {
@@ -3899,7 +4364,7 @@ type CheckNodeResponse struct {
 
 func (x *CheckNodeResponse) Reset() {
 	*x = CheckNodeResponse{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[52]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3911,7 +4376,7 @@ func (x *CheckNodeResponse) String() string {
 func (*CheckNodeResponse) ProtoMessage() {}
 
 func (x *CheckNodeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[52]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3924,7 +4389,7 @@ func (x *CheckNodeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckNodeResponse.ProtoReflect.Descriptor instead.
 func (*CheckNodeResponse) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{52}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *CheckNodeResponse) GetChecks() []*NodeCheck {
@@ -3942,7 +4407,7 @@ type GetNodeInfoRequest struct {
 
 func (x *GetNodeInfoRequest) Reset() {
 	*x = GetNodeInfoRequest{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[53]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3954,7 +4419,7 @@ func (x *GetNodeInfoRequest) String() string {
 func (*GetNodeInfoRequest) ProtoMessage() {}
 
 func (x *GetNodeInfoRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[53]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3967,7 +4432,7 @@ func (x *GetNodeInfoRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetNodeInfoRequest.ProtoReflect.Descriptor instead.
 func (*GetNodeInfoRequest) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{53}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{58}
 }
 
 type GetNodeInfoResponse struct {
@@ -3988,7 +4453,7 @@ type GetNodeInfoResponse struct {
 
 func (x *GetNodeInfoResponse) Reset() {
 	*x = GetNodeInfoResponse{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[54]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4000,7 +4465,7 @@ func (x *GetNodeInfoResponse) String() string {
 func (*GetNodeInfoResponse) ProtoMessage() {}
 
 func (x *GetNodeInfoResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[54]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4013,7 +4478,7 @@ func (x *GetNodeInfoResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetNodeInfoResponse.ProtoReflect.Descriptor instead.
 func (*GetNodeInfoResponse) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{54}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *GetNodeInfoResponse) GetVersion() string {
@@ -4126,13 +4591,27 @@ const file_sandbox_v1_sandbox_proto_rawDesc = "" +
 	"\aruntime\x18\x01 \x01(\tR\aruntime\x12!\n" +
 	"\fcontainer_id\x18\x02 \x01(\tR\vcontainerId\x12.\n" +
 	"\x05items\x18\x03 \x03(\v2\x18.sandbox.v1.EvidenceItemR\x05items\x12\x1a\n" +
-	"\bcomplete\x18\x04 \x01(\bR\bcomplete\"\x80\x01\n" +
+	"\bcomplete\x18\x04 \x01(\bR\bcomplete\"\x98\x01\n" +
 	"\x04Seal\x12\x12\n" +
 	"\x04path\x18\x01 \x01(\tR\x04path\x12\x19\n" +
 	"\bmount_id\x18\x02 \x01(\x04R\amountId\x12\x16\n" +
 	"\x06device\x18\x03 \x01(\x04R\x06device\x12\x14\n" +
 	"\x05inode\x18\x04 \x01(\x04R\x05inode\x12\x1b\n" +
-	"\tread_only\x18\x05 \x01(\bR\breadOnly\"g\n" +
+	"\tread_only\x18\x05 \x01(\bR\breadOnly\x12\x16\n" +
+	"\x06sha256\x18\x06 \x01(\tR\x06sha256\"\x9a\x01\n" +
+	"\x05Mount\x12\x16\n" +
+	"\x06source\x18\x01 \x01(\tR\x06source\x12\x16\n" +
+	"\x06target\x18\x02 \x01(\tR\x06target\x12\x1b\n" +
+	"\tread_only\x18\x03 \x01(\bR\breadOnly\x12\x12\n" +
+	"\x04seal\x18\x04 \x01(\bR\x04seal\x12\x1a\n" +
+	"\bidmapped\x18\x05 \x01(\bR\bidmapped\x12\x14\n" +
+	"\x05empty\x18\x06 \x01(\bR\x05empty\"r\n" +
+	"\fGuardFinding\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x12\n" +
+	"\x04file\x18\x02 \x01(\tR\x04file\x12\x12\n" +
+	"\x04line\x18\x03 \x01(\rR\x04line\x12\x10\n" +
+	"\x03why\x18\x04 \x01(\tR\x03why\x12\x16\n" +
+	"\x06remedy\x18\x05 \x01(\tR\x06remedy\"g\n" +
 	"\tProofItem\x12\x18\n" +
 	"\apromise\x18\x01 \x01(\tR\apromise\x12\x12\n" +
 	"\x04what\x18\x02 \x01(\tR\x04what\x12\x14\n" +
@@ -4160,7 +4639,7 @@ const file_sandbox_v1_sandbox_proto_rawDesc = "" +
 	"\x05READY\x10\x02\x12\f\n" +
 	"\bSTOPPING\x10\x03\x12\v\n" +
 	"\aSTOPPED\x10\x04\x12\r\n" +
-	"\tUNCERTAIN\x10\x05\"\xe5\x06\n" +
+	"\tUNCERTAIN\x10\x05\"\xfd\a\n" +
 	"\aSession\x12\x1d\n" +
 	"\n" +
 	"session_id\x18\x01 \x01(\tR\tsessionId\x12\x1f\n" +
@@ -4184,7 +4663,10 @@ const file_sandbox_v1_sandbox_proto_rawDesc = "" +
 	"\vgrant_names\x18\x0e \x03(\tR\n" +
 	"grantNames\x12)\n" +
 	"\x06caches\x18\x0f \x03(\v2\x11.sandbox.v1.CacheR\x06caches\x12&\n" +
-	"\x0fqueued_exec_ids\x18\x10 \x03(\tR\rqueuedExecIds\x1a6\n" +
+	"\x0fqueued_exec_ids\x18\x10 \x03(\tR\rqueuedExecIds\x12)\n" +
+	"\x06mounts\x18\x11 \x03(\v2\x11.sandbox.v1.MountR\x06mounts\x123\n" +
+	"\bleft_out\x18\x12 \x03(\v2\x18.sandbox.v1.GuardFindingR\aleftOut\x126\n" +
+	"\flast_harvest\x18\x13 \x01(\v2\x13.sandbox.v1.HarvestR\vlastHarvest\x1a6\n" +
 	"\bEnvEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x93\x01\n" +
@@ -4257,7 +4739,17 @@ const file_sandbox_v1_sandbox_proto_rawDesc = "" +
 	"\vowner_epoch\x18\x02 \x01(\x04R\n" +
 	"ownerEpoch\"I\n" +
 	"\x15DeleteSessionResponse\x120\n" +
-	"\bevidence\x18\x01 \x01(\v2\x14.sandbox.v1.EvidenceR\bevidence\"K\n" +
+	"\bevidence\x18\x01 \x01(\v2\x14.sandbox.v1.EvidenceR\bevidence\"\x8a\x01\n" +
+	"\x16DeleteWorkspaceRequest\x12\x1d\n" +
+	"\n" +
+	"session_id\x18\x01 \x01(\tR\tsessionId\x12\x1f\n" +
+	"\vowner_epoch\x18\x02 \x01(\x04R\n" +
+	"ownerEpoch\x12\x1a\n" +
+	"\bworktree\x18\x03 \x01(\tR\bworktree\x12\x14\n" +
+	"\x05force\x18\x04 \x01(\bR\x05force\"e\n" +
+	"\x17DeleteWorkspaceResponse\x120\n" +
+	"\bevidence\x18\x01 \x01(\v2\x14.sandbox.v1.EvidenceR\bevidence\x12\x18\n" +
+	"\aremoved\x18\x02 \x03(\tR\aremoved\"K\n" +
 	"\x12WatchEventsRequest\x12\x1d\n" +
 	"\n" +
 	"session_id\x18\x01 \x01(\tR\tsessionId\x12\x16\n" +
@@ -4287,11 +4779,23 @@ const file_sandbox_v1_sandbox_proto_rawDesc = "" +
 	"\n" +
 	"system_cpu\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\tsystemCpu\x12\"\n" +
 	"\rmax_rss_bytes\x18\x03 \x01(\x03R\vmaxRssBytes\x12*\n" +
-	"\x11peak_memory_bytes\x18\x04 \x01(\x03R\x0fpeakMemoryBytes\"Q\n" +
+	"\x11peak_memory_bytes\x18\x04 \x01(\x03R\x0fpeakMemoryBytes\"\xdf\x01\n" +
 	"\aHarvest\x12\x16\n" +
 	"\x06status\x18\x01 \x01(\tR\x06status\x12\x12\n" +
 	"\x04refs\x18\x02 \x03(\tR\x04refs\x12\x1a\n" +
-	"\bconflict\x18\x03 \x01(\tR\bconflict\"\xb3\b\n" +
+	"\bconflict\x18\x03 \x01(\tR\bconflict\x129\n" +
+	"\tconflicts\x18\x04 \x03(\v2\x1b.sandbox.v1.HarvestConflictR\tconflicts\x12\x18\n" +
+	"\aobjects\x18\x05 \x01(\x04R\aobjects\x12\x1f\n" +
+	"\vstale_locks\x18\x06 \x03(\tR\n" +
+	"staleLocks\x12\x16\n" +
+	"\x06detail\x18\a \x01(\tR\x06detail\"\x90\x01\n" +
+	"\x0fHarvestConflict\x12\x10\n" +
+	"\x03ref\x18\x01 \x01(\tR\x03ref\x12\x17\n" +
+	"\abase_id\x18\x02 \x01(\tR\x06baseId\x12\x1d\n" +
+	"\n" +
+	"session_id\x18\x03 \x01(\tR\tsessionId\x12\x1b\n" +
+	"\tbefore_id\x18\x04 \x01(\tR\bbeforeId\x12\x16\n" +
+	"\x06remedy\x18\x05 \x01(\tR\x06remedy\"\xb3\b\n" +
 	"\n" +
 	"ExecResult\x12\x17\n" +
 	"\aexec_id\x18\x01 \x01(\tR\x06execId\x12\x1d\n" +
@@ -4414,19 +4918,22 @@ const file_sandbox_v1_sandbox_proto_rawDesc = "" +
 	"ownerEpoch\x12\x17\n" +
 	"\aexec_id\x18\x03 \x01(\tR\x06execId\"D\n" +
 	"\x12CancelExecResponse\x12.\n" +
-	"\x06result\x18\x01 \x01(\v2\x16.sandbox.v1.ExecResultR\x06result\"`\n" +
+	"\x06result\x18\x01 \x01(\v2\x16.sandbox.v1.ExecResultR\x06result\"\xa2\x01\n" +
 	"\n" +
 	"GitRequest\x12\x1d\n" +
 	"\n" +
 	"session_id\x18\x01 \x01(\tR\tsessionId\x12\x1f\n" +
 	"\vowner_epoch\x18\x02 \x01(\x04R\n" +
 	"ownerEpoch\x12\x12\n" +
-	"\x04args\x18\x03 \x03(\tR\x04args\"x\n" +
+	"\x04args\x18\x03 \x03(\tR\x04args\x12,\n" +
+	"\x0ftimeout_seconds\x18\x04 \x01(\x01H\x00R\x0etimeoutSeconds\x88\x01\x01B\x12\n" +
+	"\x10_timeout_seconds\"\xa7\x01\n" +
 	"\vGitResponse\x12\x1b\n" +
 	"\texit_code\x18\x01 \x01(\x05R\bexitCode\x12\x16\n" +
 	"\x06stdout\x18\x02 \x01(\fR\x06stdout\x12\x16\n" +
 	"\x06stderr\x18\x03 \x01(\fR\x06stderr\x12\x1c\n" +
-	"\ttruncated\x18\x04 \x01(\bR\ttruncated\"P\n" +
+	"\ttruncated\x18\x04 \x01(\bR\ttruncated\x12-\n" +
+	"\aharvest\x18\x05 \x01(\v2\x13.sandbox.v1.HarvestR\aharvest\"P\n" +
 	"\x0eHarvestRequest\x12\x1d\n" +
 	"\n" +
 	"session_id\x18\x01 \x01(\tR\tsessionId\x12\x1f\n" +
@@ -4471,7 +4978,7 @@ const file_sandbox_v1_sandbox_proto_rawDesc = "" +
 	"\x19CHECK_OUTCOME_UNSPECIFIED\x10\x00\x12\r\n" +
 	"\tCHECK_YES\x10\x01\x12\f\n" +
 	"\bCHECK_NO\x10\x02\x12\x16\n" +
-	"\x12CHECK_INCONCLUSIVE\x10\x032\xaa\x05\n" +
+	"\x12CHECK_INCONCLUSIVE\x10\x032\x86\x06\n" +
 	"\x0eSessionService\x12T\n" +
 	"\rCreateSession\x12 .sandbox.v1.CreateSessionRequest\x1a!.sandbox.v1.CreateSessionResponse\x12Q\n" +
 	"\fClaimSession\x12\x1f.sandbox.v1.ClaimSessionRequest\x1a .sandbox.v1.ClaimSessionResponse\x12K\n" +
@@ -4480,7 +4987,8 @@ const file_sandbox_v1_sandbox_proto_rawDesc = "" +
 	"\fListSessions\x12\x1f.sandbox.v1.ListSessionsRequest\x1a .sandbox.v1.ListSessionsResponse\x12Q\n" +
 	"\fUpdateGrants\x12\x1f.sandbox.v1.UpdateGrantsRequest\x1a .sandbox.v1.UpdateGrantsResponse\x12T\n" +
 	"\rRetireSandbox\x12 .sandbox.v1.RetireSandboxRequest\x1a!.sandbox.v1.RetireSandboxResponse\x12T\n" +
-	"\rDeleteSession\x12 .sandbox.v1.DeleteSessionRequest\x1a!.sandbox.v1.DeleteSessionResponse\x12P\n" +
+	"\rDeleteSession\x12 .sandbox.v1.DeleteSessionRequest\x1a!.sandbox.v1.DeleteSessionResponse\x12Z\n" +
+	"\x0fDeleteWorkspace\x12\".sandbox.v1.DeleteWorkspaceRequest\x1a#.sandbox.v1.DeleteWorkspaceResponse\x12P\n" +
 	"\vWatchEvents\x12\x1e.sandbox.v1.WatchEventsRequest\x1a\x1f.sandbox.v1.WatchEventsResponse0\x012\xf2\x02\n" +
 	"\vExecService\x129\n" +
 	"\x04Exec\x12\x17.sandbox.v1.ExecRequest\x1a\x18.sandbox.v1.ExecResponse\x12M\n" +
@@ -4511,180 +5019,193 @@ func file_sandbox_v1_sandbox_proto_rawDescGZIP() []byte {
 }
 
 var file_sandbox_v1_sandbox_proto_enumTypes = make([]protoimpl.EnumInfo, 6)
-var file_sandbox_v1_sandbox_proto_msgTypes = make([]protoimpl.MessageInfo, 60)
+var file_sandbox_v1_sandbox_proto_msgTypes = make([]protoimpl.MessageInfo, 65)
 var file_sandbox_v1_sandbox_proto_goTypes = []any{
-	(ExecState)(0),                // 0: sandbox.v1.ExecState
-	(Stream)(0),                   // 1: sandbox.v1.Stream
-	(CheckOutcome)(0),             // 2: sandbox.v1.CheckOutcome
-	(Sandbox_State)(0),            // 3: sandbox.v1.Sandbox.State
-	(Session_State)(0),            // 4: sandbox.v1.Session.State
-	(ExecResult_Status)(0),        // 5: sandbox.v1.ExecResult.Status
-	(*Workspace)(nil),             // 6: sandbox.v1.Workspace
-	(*Resources)(nil),             // 7: sandbox.v1.Resources
-	(*Network)(nil),               // 8: sandbox.v1.Network
-	(*GrantFile)(nil),             // 9: sandbox.v1.GrantFile
-	(*Grant)(nil),                 // 10: sandbox.v1.Grant
-	(*Cache)(nil),                 // 11: sandbox.v1.Cache
-	(*EvidenceItem)(nil),          // 12: sandbox.v1.EvidenceItem
-	(*Evidence)(nil),              // 13: sandbox.v1.Evidence
-	(*Seal)(nil),                  // 14: sandbox.v1.Seal
-	(*ProofItem)(nil),             // 15: sandbox.v1.ProofItem
-	(*Sandbox)(nil),               // 16: sandbox.v1.Sandbox
-	(*Session)(nil),               // 17: sandbox.v1.Session
-	(*CreateSessionRequest)(nil),  // 18: sandbox.v1.CreateSessionRequest
-	(*CreateSessionResponse)(nil), // 19: sandbox.v1.CreateSessionResponse
-	(*ClaimSessionRequest)(nil),   // 20: sandbox.v1.ClaimSessionRequest
-	(*ClaimSessionResponse)(nil),  // 21: sandbox.v1.ClaimSessionResponse
-	(*GetSessionRequest)(nil),     // 22: sandbox.v1.GetSessionRequest
-	(*GetSessionResponse)(nil),    // 23: sandbox.v1.GetSessionResponse
-	(*ListSessionsRequest)(nil),   // 24: sandbox.v1.ListSessionsRequest
-	(*ListSessionsResponse)(nil),  // 25: sandbox.v1.ListSessionsResponse
-	(*UpdateGrantsRequest)(nil),   // 26: sandbox.v1.UpdateGrantsRequest
-	(*UpdateGrantsResponse)(nil),  // 27: sandbox.v1.UpdateGrantsResponse
-	(*RetireSandboxRequest)(nil),  // 28: sandbox.v1.RetireSandboxRequest
-	(*RetireSandboxResponse)(nil), // 29: sandbox.v1.RetireSandboxResponse
-	(*DeleteSessionRequest)(nil),  // 30: sandbox.v1.DeleteSessionRequest
-	(*DeleteSessionResponse)(nil), // 31: sandbox.v1.DeleteSessionResponse
-	(*WatchEventsRequest)(nil),    // 32: sandbox.v1.WatchEventsRequest
-	(*Event)(nil),                 // 33: sandbox.v1.Event
-	(*WatchEventsResponse)(nil),   // 34: sandbox.v1.WatchEventsResponse
-	(*OutputInfo)(nil),            // 35: sandbox.v1.OutputInfo
-	(*Usage)(nil),                 // 36: sandbox.v1.Usage
-	(*Harvest)(nil),               // 37: sandbox.v1.Harvest
-	(*ExecResult)(nil),            // 38: sandbox.v1.ExecResult
-	(*ExecRequest)(nil),           // 39: sandbox.v1.ExecRequest
-	(*ExecResponse)(nil),          // 40: sandbox.v1.ExecResponse
-	(*StreamExecRequest)(nil),     // 41: sandbox.v1.StreamExecRequest
-	(*OutputChunk)(nil),           // 42: sandbox.v1.OutputChunk
-	(*ExecStarted)(nil),           // 43: sandbox.v1.ExecStarted
-	(*StreamExecResponse)(nil),    // 44: sandbox.v1.StreamExecResponse
-	(*GetExecRequest)(nil),        // 45: sandbox.v1.GetExecRequest
-	(*GetExecResponse)(nil),       // 46: sandbox.v1.GetExecResponse
-	(*ListExecsRequest)(nil),      // 47: sandbox.v1.ListExecsRequest
-	(*ExecSummary)(nil),           // 48: sandbox.v1.ExecSummary
-	(*ListExecsResponse)(nil),     // 49: sandbox.v1.ListExecsResponse
-	(*CancelExecRequest)(nil),     // 50: sandbox.v1.CancelExecRequest
-	(*CancelExecResponse)(nil),    // 51: sandbox.v1.CancelExecResponse
-	(*GitRequest)(nil),            // 52: sandbox.v1.GitRequest
-	(*GitResponse)(nil),           // 53: sandbox.v1.GitResponse
-	(*HarvestRequest)(nil),        // 54: sandbox.v1.HarvestRequest
-	(*HarvestResponse)(nil),       // 55: sandbox.v1.HarvestResponse
-	(*CheckNodeRequest)(nil),      // 56: sandbox.v1.CheckNodeRequest
-	(*NodeCheck)(nil),             // 57: sandbox.v1.NodeCheck
-	(*CheckNodeResponse)(nil),     // 58: sandbox.v1.CheckNodeResponse
-	(*GetNodeInfoRequest)(nil),    // 59: sandbox.v1.GetNodeInfoRequest
-	(*GetNodeInfoResponse)(nil),   // 60: sandbox.v1.GetNodeInfoResponse
-	nil,                           // 61: sandbox.v1.Grant.EnvEntry
-	nil,                           // 62: sandbox.v1.Session.EnvEntry
-	nil,                           // 63: sandbox.v1.CreateSessionRequest.EnvEntry
-	nil,                           // 64: sandbox.v1.ExecResult.LabelsEntry
-	nil,                           // 65: sandbox.v1.ExecRequest.LabelsEntry
-	(*timestamppb.Timestamp)(nil), // 66: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),   // 67: google.protobuf.Duration
+	(ExecState)(0),                  // 0: sandbox.v1.ExecState
+	(Stream)(0),                     // 1: sandbox.v1.Stream
+	(CheckOutcome)(0),               // 2: sandbox.v1.CheckOutcome
+	(Sandbox_State)(0),              // 3: sandbox.v1.Sandbox.State
+	(Session_State)(0),              // 4: sandbox.v1.Session.State
+	(ExecResult_Status)(0),          // 5: sandbox.v1.ExecResult.Status
+	(*Workspace)(nil),               // 6: sandbox.v1.Workspace
+	(*Resources)(nil),               // 7: sandbox.v1.Resources
+	(*Network)(nil),                 // 8: sandbox.v1.Network
+	(*GrantFile)(nil),               // 9: sandbox.v1.GrantFile
+	(*Grant)(nil),                   // 10: sandbox.v1.Grant
+	(*Cache)(nil),                   // 11: sandbox.v1.Cache
+	(*EvidenceItem)(nil),            // 12: sandbox.v1.EvidenceItem
+	(*Evidence)(nil),                // 13: sandbox.v1.Evidence
+	(*Seal)(nil),                    // 14: sandbox.v1.Seal
+	(*Mount)(nil),                   // 15: sandbox.v1.Mount
+	(*GuardFinding)(nil),            // 16: sandbox.v1.GuardFinding
+	(*ProofItem)(nil),               // 17: sandbox.v1.ProofItem
+	(*Sandbox)(nil),                 // 18: sandbox.v1.Sandbox
+	(*Session)(nil),                 // 19: sandbox.v1.Session
+	(*CreateSessionRequest)(nil),    // 20: sandbox.v1.CreateSessionRequest
+	(*CreateSessionResponse)(nil),   // 21: sandbox.v1.CreateSessionResponse
+	(*ClaimSessionRequest)(nil),     // 22: sandbox.v1.ClaimSessionRequest
+	(*ClaimSessionResponse)(nil),    // 23: sandbox.v1.ClaimSessionResponse
+	(*GetSessionRequest)(nil),       // 24: sandbox.v1.GetSessionRequest
+	(*GetSessionResponse)(nil),      // 25: sandbox.v1.GetSessionResponse
+	(*ListSessionsRequest)(nil),     // 26: sandbox.v1.ListSessionsRequest
+	(*ListSessionsResponse)(nil),    // 27: sandbox.v1.ListSessionsResponse
+	(*UpdateGrantsRequest)(nil),     // 28: sandbox.v1.UpdateGrantsRequest
+	(*UpdateGrantsResponse)(nil),    // 29: sandbox.v1.UpdateGrantsResponse
+	(*RetireSandboxRequest)(nil),    // 30: sandbox.v1.RetireSandboxRequest
+	(*RetireSandboxResponse)(nil),   // 31: sandbox.v1.RetireSandboxResponse
+	(*DeleteSessionRequest)(nil),    // 32: sandbox.v1.DeleteSessionRequest
+	(*DeleteSessionResponse)(nil),   // 33: sandbox.v1.DeleteSessionResponse
+	(*DeleteWorkspaceRequest)(nil),  // 34: sandbox.v1.DeleteWorkspaceRequest
+	(*DeleteWorkspaceResponse)(nil), // 35: sandbox.v1.DeleteWorkspaceResponse
+	(*WatchEventsRequest)(nil),      // 36: sandbox.v1.WatchEventsRequest
+	(*Event)(nil),                   // 37: sandbox.v1.Event
+	(*WatchEventsResponse)(nil),     // 38: sandbox.v1.WatchEventsResponse
+	(*OutputInfo)(nil),              // 39: sandbox.v1.OutputInfo
+	(*Usage)(nil),                   // 40: sandbox.v1.Usage
+	(*Harvest)(nil),                 // 41: sandbox.v1.Harvest
+	(*HarvestConflict)(nil),         // 42: sandbox.v1.HarvestConflict
+	(*ExecResult)(nil),              // 43: sandbox.v1.ExecResult
+	(*ExecRequest)(nil),             // 44: sandbox.v1.ExecRequest
+	(*ExecResponse)(nil),            // 45: sandbox.v1.ExecResponse
+	(*StreamExecRequest)(nil),       // 46: sandbox.v1.StreamExecRequest
+	(*OutputChunk)(nil),             // 47: sandbox.v1.OutputChunk
+	(*ExecStarted)(nil),             // 48: sandbox.v1.ExecStarted
+	(*StreamExecResponse)(nil),      // 49: sandbox.v1.StreamExecResponse
+	(*GetExecRequest)(nil),          // 50: sandbox.v1.GetExecRequest
+	(*GetExecResponse)(nil),         // 51: sandbox.v1.GetExecResponse
+	(*ListExecsRequest)(nil),        // 52: sandbox.v1.ListExecsRequest
+	(*ExecSummary)(nil),             // 53: sandbox.v1.ExecSummary
+	(*ListExecsResponse)(nil),       // 54: sandbox.v1.ListExecsResponse
+	(*CancelExecRequest)(nil),       // 55: sandbox.v1.CancelExecRequest
+	(*CancelExecResponse)(nil),      // 56: sandbox.v1.CancelExecResponse
+	(*GitRequest)(nil),              // 57: sandbox.v1.GitRequest
+	(*GitResponse)(nil),             // 58: sandbox.v1.GitResponse
+	(*HarvestRequest)(nil),          // 59: sandbox.v1.HarvestRequest
+	(*HarvestResponse)(nil),         // 60: sandbox.v1.HarvestResponse
+	(*CheckNodeRequest)(nil),        // 61: sandbox.v1.CheckNodeRequest
+	(*NodeCheck)(nil),               // 62: sandbox.v1.NodeCheck
+	(*CheckNodeResponse)(nil),       // 63: sandbox.v1.CheckNodeResponse
+	(*GetNodeInfoRequest)(nil),      // 64: sandbox.v1.GetNodeInfoRequest
+	(*GetNodeInfoResponse)(nil),     // 65: sandbox.v1.GetNodeInfoResponse
+	nil,                             // 66: sandbox.v1.Grant.EnvEntry
+	nil,                             // 67: sandbox.v1.Session.EnvEntry
+	nil,                             // 68: sandbox.v1.CreateSessionRequest.EnvEntry
+	nil,                             // 69: sandbox.v1.ExecResult.LabelsEntry
+	nil,                             // 70: sandbox.v1.ExecRequest.LabelsEntry
+	(*timestamppb.Timestamp)(nil),   // 71: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),     // 72: google.protobuf.Duration
 }
 var file_sandbox_v1_sandbox_proto_depIdxs = []int32{
 	9,  // 0: sandbox.v1.Grant.files:type_name -> sandbox.v1.GrantFile
-	61, // 1: sandbox.v1.Grant.env:type_name -> sandbox.v1.Grant.EnvEntry
-	66, // 2: sandbox.v1.Grant.expires_at:type_name -> google.protobuf.Timestamp
-	66, // 3: sandbox.v1.EvidenceItem.observed_at:type_name -> google.protobuf.Timestamp
+	66, // 1: sandbox.v1.Grant.env:type_name -> sandbox.v1.Grant.EnvEntry
+	71, // 2: sandbox.v1.Grant.expires_at:type_name -> google.protobuf.Timestamp
+	71, // 3: sandbox.v1.EvidenceItem.observed_at:type_name -> google.protobuf.Timestamp
 	12, // 4: sandbox.v1.Evidence.items:type_name -> sandbox.v1.EvidenceItem
 	3,  // 5: sandbox.v1.Sandbox.state:type_name -> sandbox.v1.Sandbox.State
-	66, // 6: sandbox.v1.Sandbox.started_at:type_name -> google.protobuf.Timestamp
-	15, // 7: sandbox.v1.Sandbox.proof:type_name -> sandbox.v1.ProofItem
+	71, // 6: sandbox.v1.Sandbox.started_at:type_name -> google.protobuf.Timestamp
+	17, // 7: sandbox.v1.Sandbox.proof:type_name -> sandbox.v1.ProofItem
 	14, // 8: sandbox.v1.Sandbox.seals:type_name -> sandbox.v1.Seal
 	13, // 9: sandbox.v1.Sandbox.evidence:type_name -> sandbox.v1.Evidence
 	4,  // 10: sandbox.v1.Session.state:type_name -> sandbox.v1.Session.State
 	6,  // 11: sandbox.v1.Session.workspace:type_name -> sandbox.v1.Workspace
-	16, // 12: sandbox.v1.Session.sandbox:type_name -> sandbox.v1.Sandbox
+	18, // 12: sandbox.v1.Session.sandbox:type_name -> sandbox.v1.Sandbox
 	7,  // 13: sandbox.v1.Session.resources:type_name -> sandbox.v1.Resources
 	8,  // 14: sandbox.v1.Session.network:type_name -> sandbox.v1.Network
-	62, // 15: sandbox.v1.Session.env:type_name -> sandbox.v1.Session.EnvEntry
-	66, // 16: sandbox.v1.Session.created_at:type_name -> google.protobuf.Timestamp
+	67, // 15: sandbox.v1.Session.env:type_name -> sandbox.v1.Session.EnvEntry
+	71, // 16: sandbox.v1.Session.created_at:type_name -> google.protobuf.Timestamp
 	11, // 17: sandbox.v1.Session.caches:type_name -> sandbox.v1.Cache
-	6,  // 18: sandbox.v1.CreateSessionRequest.workspace:type_name -> sandbox.v1.Workspace
-	7,  // 19: sandbox.v1.CreateSessionRequest.resources:type_name -> sandbox.v1.Resources
-	8,  // 20: sandbox.v1.CreateSessionRequest.network:type_name -> sandbox.v1.Network
-	10, // 21: sandbox.v1.CreateSessionRequest.grants:type_name -> sandbox.v1.Grant
-	11, // 22: sandbox.v1.CreateSessionRequest.caches:type_name -> sandbox.v1.Cache
-	63, // 23: sandbox.v1.CreateSessionRequest.env:type_name -> sandbox.v1.CreateSessionRequest.EnvEntry
-	17, // 24: sandbox.v1.CreateSessionResponse.session:type_name -> sandbox.v1.Session
-	17, // 25: sandbox.v1.ClaimSessionResponse.session:type_name -> sandbox.v1.Session
-	17, // 26: sandbox.v1.GetSessionResponse.session:type_name -> sandbox.v1.Session
-	17, // 27: sandbox.v1.ListSessionsResponse.sessions:type_name -> sandbox.v1.Session
-	10, // 28: sandbox.v1.UpdateGrantsRequest.grants:type_name -> sandbox.v1.Grant
-	17, // 29: sandbox.v1.UpdateGrantsResponse.session:type_name -> sandbox.v1.Session
-	17, // 30: sandbox.v1.RetireSandboxResponse.session:type_name -> sandbox.v1.Session
-	13, // 31: sandbox.v1.RetireSandboxResponse.evidence:type_name -> sandbox.v1.Evidence
-	13, // 32: sandbox.v1.DeleteSessionResponse.evidence:type_name -> sandbox.v1.Evidence
-	66, // 33: sandbox.v1.Event.at:type_name -> google.protobuf.Timestamp
-	33, // 34: sandbox.v1.WatchEventsResponse.event:type_name -> sandbox.v1.Event
-	67, // 35: sandbox.v1.Usage.user_cpu:type_name -> google.protobuf.Duration
-	67, // 36: sandbox.v1.Usage.system_cpu:type_name -> google.protobuf.Duration
-	5,  // 37: sandbox.v1.ExecResult.status:type_name -> sandbox.v1.ExecResult.Status
-	35, // 38: sandbox.v1.ExecResult.stdout_info:type_name -> sandbox.v1.OutputInfo
-	35, // 39: sandbox.v1.ExecResult.stderr_info:type_name -> sandbox.v1.OutputInfo
-	66, // 40: sandbox.v1.ExecResult.started_at:type_name -> google.protobuf.Timestamp
-	67, // 41: sandbox.v1.ExecResult.duration:type_name -> google.protobuf.Duration
-	36, // 42: sandbox.v1.ExecResult.usage:type_name -> sandbox.v1.Usage
-	37, // 43: sandbox.v1.ExecResult.harvest:type_name -> sandbox.v1.Harvest
-	64, // 44: sandbox.v1.ExecResult.labels:type_name -> sandbox.v1.ExecResult.LabelsEntry
-	65, // 45: sandbox.v1.ExecRequest.labels:type_name -> sandbox.v1.ExecRequest.LabelsEntry
-	38, // 46: sandbox.v1.ExecResponse.result:type_name -> sandbox.v1.ExecResult
-	39, // 47: sandbox.v1.StreamExecRequest.exec:type_name -> sandbox.v1.ExecRequest
-	1,  // 48: sandbox.v1.OutputChunk.stream:type_name -> sandbox.v1.Stream
-	43, // 49: sandbox.v1.StreamExecResponse.started:type_name -> sandbox.v1.ExecStarted
-	42, // 50: sandbox.v1.StreamExecResponse.output:type_name -> sandbox.v1.OutputChunk
-	38, // 51: sandbox.v1.StreamExecResponse.result:type_name -> sandbox.v1.ExecResult
-	0,  // 52: sandbox.v1.GetExecResponse.state:type_name -> sandbox.v1.ExecState
-	38, // 53: sandbox.v1.GetExecResponse.result:type_name -> sandbox.v1.ExecResult
-	0,  // 54: sandbox.v1.ExecSummary.state:type_name -> sandbox.v1.ExecState
-	5,  // 55: sandbox.v1.ExecSummary.status:type_name -> sandbox.v1.ExecResult.Status
-	66, // 56: sandbox.v1.ExecSummary.requested_at:type_name -> google.protobuf.Timestamp
-	48, // 57: sandbox.v1.ListExecsResponse.execs:type_name -> sandbox.v1.ExecSummary
-	38, // 58: sandbox.v1.CancelExecResponse.result:type_name -> sandbox.v1.ExecResult
-	37, // 59: sandbox.v1.HarvestResponse.harvest:type_name -> sandbox.v1.Harvest
-	2,  // 60: sandbox.v1.NodeCheck.outcome:type_name -> sandbox.v1.CheckOutcome
-	57, // 61: sandbox.v1.CheckNodeResponse.checks:type_name -> sandbox.v1.NodeCheck
-	66, // 62: sandbox.v1.GetNodeInfoResponse.started_at:type_name -> google.protobuf.Timestamp
-	18, // 63: sandbox.v1.SessionService.CreateSession:input_type -> sandbox.v1.CreateSessionRequest
-	20, // 64: sandbox.v1.SessionService.ClaimSession:input_type -> sandbox.v1.ClaimSessionRequest
-	22, // 65: sandbox.v1.SessionService.GetSession:input_type -> sandbox.v1.GetSessionRequest
-	24, // 66: sandbox.v1.SessionService.ListSessions:input_type -> sandbox.v1.ListSessionsRequest
-	26, // 67: sandbox.v1.SessionService.UpdateGrants:input_type -> sandbox.v1.UpdateGrantsRequest
-	28, // 68: sandbox.v1.SessionService.RetireSandbox:input_type -> sandbox.v1.RetireSandboxRequest
-	30, // 69: sandbox.v1.SessionService.DeleteSession:input_type -> sandbox.v1.DeleteSessionRequest
-	32, // 70: sandbox.v1.SessionService.WatchEvents:input_type -> sandbox.v1.WatchEventsRequest
-	39, // 71: sandbox.v1.ExecService.Exec:input_type -> sandbox.v1.ExecRequest
-	41, // 72: sandbox.v1.ExecService.StreamExec:input_type -> sandbox.v1.StreamExecRequest
-	45, // 73: sandbox.v1.ExecService.GetExec:input_type -> sandbox.v1.GetExecRequest
-	47, // 74: sandbox.v1.ExecService.ListExecs:input_type -> sandbox.v1.ListExecsRequest
-	50, // 75: sandbox.v1.ExecService.CancelExec:input_type -> sandbox.v1.CancelExecRequest
-	52, // 76: sandbox.v1.GitService.Git:input_type -> sandbox.v1.GitRequest
-	54, // 77: sandbox.v1.GitService.Harvest:input_type -> sandbox.v1.HarvestRequest
-	56, // 78: sandbox.v1.NodeService.CheckNode:input_type -> sandbox.v1.CheckNodeRequest
-	59, // 79: sandbox.v1.NodeService.GetNodeInfo:input_type -> sandbox.v1.GetNodeInfoRequest
-	19, // 80: sandbox.v1.SessionService.CreateSession:output_type -> sandbox.v1.CreateSessionResponse
-	21, // 81: sandbox.v1.SessionService.ClaimSession:output_type -> sandbox.v1.ClaimSessionResponse
-	23, // 82: sandbox.v1.SessionService.GetSession:output_type -> sandbox.v1.GetSessionResponse
-	25, // 83: sandbox.v1.SessionService.ListSessions:output_type -> sandbox.v1.ListSessionsResponse
-	27, // 84: sandbox.v1.SessionService.UpdateGrants:output_type -> sandbox.v1.UpdateGrantsResponse
-	29, // 85: sandbox.v1.SessionService.RetireSandbox:output_type -> sandbox.v1.RetireSandboxResponse
-	31, // 86: sandbox.v1.SessionService.DeleteSession:output_type -> sandbox.v1.DeleteSessionResponse
-	34, // 87: sandbox.v1.SessionService.WatchEvents:output_type -> sandbox.v1.WatchEventsResponse
-	40, // 88: sandbox.v1.ExecService.Exec:output_type -> sandbox.v1.ExecResponse
-	44, // 89: sandbox.v1.ExecService.StreamExec:output_type -> sandbox.v1.StreamExecResponse
-	46, // 90: sandbox.v1.ExecService.GetExec:output_type -> sandbox.v1.GetExecResponse
-	49, // 91: sandbox.v1.ExecService.ListExecs:output_type -> sandbox.v1.ListExecsResponse
-	51, // 92: sandbox.v1.ExecService.CancelExec:output_type -> sandbox.v1.CancelExecResponse
-	53, // 93: sandbox.v1.GitService.Git:output_type -> sandbox.v1.GitResponse
-	55, // 94: sandbox.v1.GitService.Harvest:output_type -> sandbox.v1.HarvestResponse
-	58, // 95: sandbox.v1.NodeService.CheckNode:output_type -> sandbox.v1.CheckNodeResponse
-	60, // 96: sandbox.v1.NodeService.GetNodeInfo:output_type -> sandbox.v1.GetNodeInfoResponse
-	80, // [80:97] is the sub-list for method output_type
-	63, // [63:80] is the sub-list for method input_type
-	63, // [63:63] is the sub-list for extension type_name
-	63, // [63:63] is the sub-list for extension extendee
-	0,  // [0:63] is the sub-list for field type_name
+	15, // 18: sandbox.v1.Session.mounts:type_name -> sandbox.v1.Mount
+	16, // 19: sandbox.v1.Session.left_out:type_name -> sandbox.v1.GuardFinding
+	41, // 20: sandbox.v1.Session.last_harvest:type_name -> sandbox.v1.Harvest
+	6,  // 21: sandbox.v1.CreateSessionRequest.workspace:type_name -> sandbox.v1.Workspace
+	7,  // 22: sandbox.v1.CreateSessionRequest.resources:type_name -> sandbox.v1.Resources
+	8,  // 23: sandbox.v1.CreateSessionRequest.network:type_name -> sandbox.v1.Network
+	10, // 24: sandbox.v1.CreateSessionRequest.grants:type_name -> sandbox.v1.Grant
+	11, // 25: sandbox.v1.CreateSessionRequest.caches:type_name -> sandbox.v1.Cache
+	68, // 26: sandbox.v1.CreateSessionRequest.env:type_name -> sandbox.v1.CreateSessionRequest.EnvEntry
+	19, // 27: sandbox.v1.CreateSessionResponse.session:type_name -> sandbox.v1.Session
+	19, // 28: sandbox.v1.ClaimSessionResponse.session:type_name -> sandbox.v1.Session
+	19, // 29: sandbox.v1.GetSessionResponse.session:type_name -> sandbox.v1.Session
+	19, // 30: sandbox.v1.ListSessionsResponse.sessions:type_name -> sandbox.v1.Session
+	10, // 31: sandbox.v1.UpdateGrantsRequest.grants:type_name -> sandbox.v1.Grant
+	19, // 32: sandbox.v1.UpdateGrantsResponse.session:type_name -> sandbox.v1.Session
+	19, // 33: sandbox.v1.RetireSandboxResponse.session:type_name -> sandbox.v1.Session
+	13, // 34: sandbox.v1.RetireSandboxResponse.evidence:type_name -> sandbox.v1.Evidence
+	13, // 35: sandbox.v1.DeleteSessionResponse.evidence:type_name -> sandbox.v1.Evidence
+	13, // 36: sandbox.v1.DeleteWorkspaceResponse.evidence:type_name -> sandbox.v1.Evidence
+	71, // 37: sandbox.v1.Event.at:type_name -> google.protobuf.Timestamp
+	37, // 38: sandbox.v1.WatchEventsResponse.event:type_name -> sandbox.v1.Event
+	72, // 39: sandbox.v1.Usage.user_cpu:type_name -> google.protobuf.Duration
+	72, // 40: sandbox.v1.Usage.system_cpu:type_name -> google.protobuf.Duration
+	42, // 41: sandbox.v1.Harvest.conflicts:type_name -> sandbox.v1.HarvestConflict
+	5,  // 42: sandbox.v1.ExecResult.status:type_name -> sandbox.v1.ExecResult.Status
+	39, // 43: sandbox.v1.ExecResult.stdout_info:type_name -> sandbox.v1.OutputInfo
+	39, // 44: sandbox.v1.ExecResult.stderr_info:type_name -> sandbox.v1.OutputInfo
+	71, // 45: sandbox.v1.ExecResult.started_at:type_name -> google.protobuf.Timestamp
+	72, // 46: sandbox.v1.ExecResult.duration:type_name -> google.protobuf.Duration
+	40, // 47: sandbox.v1.ExecResult.usage:type_name -> sandbox.v1.Usage
+	41, // 48: sandbox.v1.ExecResult.harvest:type_name -> sandbox.v1.Harvest
+	69, // 49: sandbox.v1.ExecResult.labels:type_name -> sandbox.v1.ExecResult.LabelsEntry
+	70, // 50: sandbox.v1.ExecRequest.labels:type_name -> sandbox.v1.ExecRequest.LabelsEntry
+	43, // 51: sandbox.v1.ExecResponse.result:type_name -> sandbox.v1.ExecResult
+	44, // 52: sandbox.v1.StreamExecRequest.exec:type_name -> sandbox.v1.ExecRequest
+	1,  // 53: sandbox.v1.OutputChunk.stream:type_name -> sandbox.v1.Stream
+	48, // 54: sandbox.v1.StreamExecResponse.started:type_name -> sandbox.v1.ExecStarted
+	47, // 55: sandbox.v1.StreamExecResponse.output:type_name -> sandbox.v1.OutputChunk
+	43, // 56: sandbox.v1.StreamExecResponse.result:type_name -> sandbox.v1.ExecResult
+	0,  // 57: sandbox.v1.GetExecResponse.state:type_name -> sandbox.v1.ExecState
+	43, // 58: sandbox.v1.GetExecResponse.result:type_name -> sandbox.v1.ExecResult
+	0,  // 59: sandbox.v1.ExecSummary.state:type_name -> sandbox.v1.ExecState
+	5,  // 60: sandbox.v1.ExecSummary.status:type_name -> sandbox.v1.ExecResult.Status
+	71, // 61: sandbox.v1.ExecSummary.requested_at:type_name -> google.protobuf.Timestamp
+	53, // 62: sandbox.v1.ListExecsResponse.execs:type_name -> sandbox.v1.ExecSummary
+	43, // 63: sandbox.v1.CancelExecResponse.result:type_name -> sandbox.v1.ExecResult
+	41, // 64: sandbox.v1.GitResponse.harvest:type_name -> sandbox.v1.Harvest
+	41, // 65: sandbox.v1.HarvestResponse.harvest:type_name -> sandbox.v1.Harvest
+	2,  // 66: sandbox.v1.NodeCheck.outcome:type_name -> sandbox.v1.CheckOutcome
+	62, // 67: sandbox.v1.CheckNodeResponse.checks:type_name -> sandbox.v1.NodeCheck
+	71, // 68: sandbox.v1.GetNodeInfoResponse.started_at:type_name -> google.protobuf.Timestamp
+	20, // 69: sandbox.v1.SessionService.CreateSession:input_type -> sandbox.v1.CreateSessionRequest
+	22, // 70: sandbox.v1.SessionService.ClaimSession:input_type -> sandbox.v1.ClaimSessionRequest
+	24, // 71: sandbox.v1.SessionService.GetSession:input_type -> sandbox.v1.GetSessionRequest
+	26, // 72: sandbox.v1.SessionService.ListSessions:input_type -> sandbox.v1.ListSessionsRequest
+	28, // 73: sandbox.v1.SessionService.UpdateGrants:input_type -> sandbox.v1.UpdateGrantsRequest
+	30, // 74: sandbox.v1.SessionService.RetireSandbox:input_type -> sandbox.v1.RetireSandboxRequest
+	32, // 75: sandbox.v1.SessionService.DeleteSession:input_type -> sandbox.v1.DeleteSessionRequest
+	34, // 76: sandbox.v1.SessionService.DeleteWorkspace:input_type -> sandbox.v1.DeleteWorkspaceRequest
+	36, // 77: sandbox.v1.SessionService.WatchEvents:input_type -> sandbox.v1.WatchEventsRequest
+	44, // 78: sandbox.v1.ExecService.Exec:input_type -> sandbox.v1.ExecRequest
+	46, // 79: sandbox.v1.ExecService.StreamExec:input_type -> sandbox.v1.StreamExecRequest
+	50, // 80: sandbox.v1.ExecService.GetExec:input_type -> sandbox.v1.GetExecRequest
+	52, // 81: sandbox.v1.ExecService.ListExecs:input_type -> sandbox.v1.ListExecsRequest
+	55, // 82: sandbox.v1.ExecService.CancelExec:input_type -> sandbox.v1.CancelExecRequest
+	57, // 83: sandbox.v1.GitService.Git:input_type -> sandbox.v1.GitRequest
+	59, // 84: sandbox.v1.GitService.Harvest:input_type -> sandbox.v1.HarvestRequest
+	61, // 85: sandbox.v1.NodeService.CheckNode:input_type -> sandbox.v1.CheckNodeRequest
+	64, // 86: sandbox.v1.NodeService.GetNodeInfo:input_type -> sandbox.v1.GetNodeInfoRequest
+	21, // 87: sandbox.v1.SessionService.CreateSession:output_type -> sandbox.v1.CreateSessionResponse
+	23, // 88: sandbox.v1.SessionService.ClaimSession:output_type -> sandbox.v1.ClaimSessionResponse
+	25, // 89: sandbox.v1.SessionService.GetSession:output_type -> sandbox.v1.GetSessionResponse
+	27, // 90: sandbox.v1.SessionService.ListSessions:output_type -> sandbox.v1.ListSessionsResponse
+	29, // 91: sandbox.v1.SessionService.UpdateGrants:output_type -> sandbox.v1.UpdateGrantsResponse
+	31, // 92: sandbox.v1.SessionService.RetireSandbox:output_type -> sandbox.v1.RetireSandboxResponse
+	33, // 93: sandbox.v1.SessionService.DeleteSession:output_type -> sandbox.v1.DeleteSessionResponse
+	35, // 94: sandbox.v1.SessionService.DeleteWorkspace:output_type -> sandbox.v1.DeleteWorkspaceResponse
+	38, // 95: sandbox.v1.SessionService.WatchEvents:output_type -> sandbox.v1.WatchEventsResponse
+	45, // 96: sandbox.v1.ExecService.Exec:output_type -> sandbox.v1.ExecResponse
+	49, // 97: sandbox.v1.ExecService.StreamExec:output_type -> sandbox.v1.StreamExecResponse
+	51, // 98: sandbox.v1.ExecService.GetExec:output_type -> sandbox.v1.GetExecResponse
+	54, // 99: sandbox.v1.ExecService.ListExecs:output_type -> sandbox.v1.ListExecsResponse
+	56, // 100: sandbox.v1.ExecService.CancelExec:output_type -> sandbox.v1.CancelExecResponse
+	58, // 101: sandbox.v1.GitService.Git:output_type -> sandbox.v1.GitResponse
+	60, // 102: sandbox.v1.GitService.Harvest:output_type -> sandbox.v1.HarvestResponse
+	63, // 103: sandbox.v1.NodeService.CheckNode:output_type -> sandbox.v1.CheckNodeResponse
+	65, // 104: sandbox.v1.NodeService.GetNodeInfo:output_type -> sandbox.v1.GetNodeInfoResponse
+	87, // [87:105] is the sub-list for method output_type
+	69, // [69:87] is the sub-list for method input_type
+	69, // [69:69] is the sub-list for extension type_name
+	69, // [69:69] is the sub-list for extension extendee
+	0,  // [0:69] is the sub-list for field type_name
 }
 
 func init() { file_sandbox_v1_sandbox_proto_init() }
@@ -4692,19 +5213,20 @@ func file_sandbox_v1_sandbox_proto_init() {
 	if File_sandbox_v1_sandbox_proto != nil {
 		return
 	}
-	file_sandbox_v1_sandbox_proto_msgTypes[33].OneofWrappers = []any{}
-	file_sandbox_v1_sandbox_proto_msgTypes[38].OneofWrappers = []any{
+	file_sandbox_v1_sandbox_proto_msgTypes[38].OneofWrappers = []any{}
+	file_sandbox_v1_sandbox_proto_msgTypes[43].OneofWrappers = []any{
 		(*StreamExecResponse_Started)(nil),
 		(*StreamExecResponse_Output)(nil),
 		(*StreamExecResponse_Result)(nil),
 	}
+	file_sandbox_v1_sandbox_proto_msgTypes[51].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_sandbox_v1_sandbox_proto_rawDesc), len(file_sandbox_v1_sandbox_proto_rawDesc)),
 			NumEnums:      6,
-			NumMessages:   60,
+			NumMessages:   65,
 			NumExtensions: 0,
 			NumServices:   4,
 		},

@@ -59,6 +59,9 @@ const (
 	// SessionServiceDeleteSessionProcedure is the procedure name of the SessionService's DeleteSession
 	// RPC.
 	SessionServiceDeleteSessionProcedure = "/sandbox.v1.SessionService/DeleteSession"
+	// SessionServiceDeleteWorkspaceProcedure is the procedure name of the SessionService's
+	// DeleteWorkspace RPC.
+	SessionServiceDeleteWorkspaceProcedure = "/sandbox.v1.SessionService/DeleteWorkspace"
 	// SessionServiceWatchEventsProcedure is the procedure name of the SessionService's WatchEvents RPC.
 	SessionServiceWatchEventsProcedure = "/sandbox.v1.SessionService/WatchEvents"
 	// ExecServiceExecProcedure is the procedure name of the ExecService's Exec RPC.
@@ -131,6 +134,13 @@ var (
 			Procedure:  SessionServiceDeleteSessionProcedure,
 		}
 	})
+	sessionServiceDeleteWorkspaceSpec = sync.OnceValue(func() connect.Spec {
+		return connect.Spec{
+			StreamType: connect.StreamTypeUnary,
+			Schema:     v1.File_sandbox_v1_sandbox_proto.Services().ByName("SessionService").Methods().ByName("DeleteWorkspace"),
+			Procedure:  SessionServiceDeleteWorkspaceProcedure,
+		}
+	})
 	sessionServiceWatchEventsSpec = sync.OnceValue(func() connect.Spec {
 		return connect.Spec{
 			StreamType: connect.StreamTypeServer,
@@ -153,8 +163,13 @@ type SessionServiceClient interface {
 	UpdateGrants(context.Context, *v1.UpdateGrantsRequest) (*v1.UpdateGrantsResponse, error)
 	// RetireSandbox stops the session's sandbox and waits for termination evidence. The workspace stays.
 	RetireSandbox(context.Context, *v1.RetireSandboxRequest) (*v1.RetireSandboxResponse, error)
-	// DeleteSession stops the sandbox with evidence and forgets the session. The worktree stays on disk.
+	// DeleteSession stops the sandbox with evidence and forgets the session. The worktree stays on disk, and what the
+	// agent keeps for it: a later session on the same worktree goes on with both.
 	DeleteSession(context.Context, *v1.DeleteSessionRequest) (*v1.DeleteSessionResponse, error)
+	// DeleteWorkspace removes a worktree and what the agent keeps for it (private Git state, caches), and with it the
+	// session that has it. It needs evidence that nothing writes there any more, and refuses to throw away work that is
+	// neither committed nor harvested, unless force is set.
+	DeleteWorkspace(context.Context, *v1.DeleteWorkspaceRequest) (*v1.DeleteWorkspaceResponse, error)
 	// WatchEvents streams the session's event chain from a cursor on.
 	WatchEvents(context.Context, *v1.WatchEventsRequest) (SessionServiceWatchEventsClientStream, error)
 }
@@ -199,8 +214,13 @@ type SessionServiceHandler interface {
 	UpdateGrants(context.Context, *v1.UpdateGrantsRequest) (*v1.UpdateGrantsResponse, error)
 	// RetireSandbox stops the session's sandbox and waits for termination evidence. The workspace stays.
 	RetireSandbox(context.Context, *v1.RetireSandboxRequest) (*v1.RetireSandboxResponse, error)
-	// DeleteSession stops the sandbox with evidence and forgets the session. The worktree stays on disk.
+	// DeleteSession stops the sandbox with evidence and forgets the session. The worktree stays on disk, and what the
+	// agent keeps for it: a later session on the same worktree goes on with both.
 	DeleteSession(context.Context, *v1.DeleteSessionRequest) (*v1.DeleteSessionResponse, error)
+	// DeleteWorkspace removes a worktree and what the agent keeps for it (private Git state, caches), and with it the
+	// session that has it. It needs evidence that nothing writes there any more, and refuses to throw away work that is
+	// neither committed nor harvested, unless force is set.
+	DeleteWorkspace(context.Context, *v1.DeleteWorkspaceRequest) (*v1.DeleteWorkspaceResponse, error)
 	// WatchEvents streams the session's event chain from a cursor on.
 	WatchEvents(context.Context, *v1.WatchEventsRequest, SessionServiceWatchEventsServerStream) error
 }
@@ -217,6 +237,7 @@ func RegisterSessionServiceHandler(server *connect.Server, svc SessionServiceHan
 		connect.Method{Spec: sessionServiceUpdateGrantsSpec(), Handler: adapter.updateGrants},
 		connect.Method{Spec: sessionServiceRetireSandboxSpec(), Handler: adapter.retireSandbox},
 		connect.Method{Spec: sessionServiceDeleteSessionSpec(), Handler: adapter.deleteSession},
+		connect.Method{Spec: sessionServiceDeleteWorkspaceSpec(), Handler: adapter.deleteWorkspace},
 		connect.Method{Spec: sessionServiceWatchEventsSpec(), Handler: adapter.watchEvents},
 	)
 }
@@ -266,6 +287,10 @@ func (UnimplementedSessionServiceHandler) RetireSandbox(context.Context, *v1.Ret
 
 func (UnimplementedSessionServiceHandler) DeleteSession(context.Context, *v1.DeleteSessionRequest) (*v1.DeleteSessionResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, "sandbox.v1.SessionService.DeleteSession is not implemented")
+}
+
+func (UnimplementedSessionServiceHandler) DeleteWorkspace(context.Context, *v1.DeleteWorkspaceRequest) (*v1.DeleteWorkspaceResponse, error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, "sandbox.v1.SessionService.DeleteWorkspace is not implemented")
 }
 
 func (UnimplementedSessionServiceHandler) WatchEvents(context.Context, *v1.WatchEventsRequest, SessionServiceWatchEventsServerStream) error {
@@ -327,6 +352,14 @@ func (c *sessionServiceClient) RetireSandbox(ctx context.Context, req *v1.Retire
 func (c *sessionServiceClient) DeleteSession(ctx context.Context, req *v1.DeleteSessionRequest) (*v1.DeleteSessionResponse, error) {
 	var res v1.DeleteSessionResponse
 	if err := c.client.CallUnary(ctx, sessionServiceDeleteSessionSpec(), req, &res); err != nil {
+		return nil, err
+	}
+	return &res, nil
+}
+
+func (c *sessionServiceClient) DeleteWorkspace(ctx context.Context, req *v1.DeleteWorkspaceRequest) (*v1.DeleteWorkspaceResponse, error) {
+	var res v1.DeleteWorkspaceResponse
+	if err := c.client.CallUnary(ctx, sessionServiceDeleteWorkspaceSpec(), req, &res); err != nil {
 		return nil, err
 	}
 	return &res, nil
@@ -420,6 +453,18 @@ func (h sessionServiceHandler) deleteSession(ctx context.Context, _ connect.Spec
 		return err
 	}
 	res, err := h.svc.DeleteSession(ctx, &req)
+	if err != nil {
+		return err
+	}
+	return stream.Send(res)
+}
+
+func (h sessionServiceHandler) deleteWorkspace(ctx context.Context, _ connect.Spec, stream connect.ServerStream) error {
+	var req v1.DeleteWorkspaceRequest
+	if err := stream.Receive(&req); err != nil {
+		return err
+	}
+	res, err := h.svc.DeleteWorkspace(ctx, &req)
 	if err != nil {
 		return err
 	}
