@@ -1,10 +1,13 @@
 package workspace
 
-import "errors"
+import (
+	"github.com/sandbox-agent/sandbox-agent/internal/agent/gitjail"
+	"github.com/sandbox-agent/sandbox-agent/internal/agent/hostfs"
+)
 
 var (
 	// ErrRefused: the workspace cannot be used as it is; the message names the path and the remedy.
-	ErrRefused = errors.New("workspace refused")
+	ErrRefused = hostfs.ErrRefused
 	// ErrGit: Git itself failed; the message carries the end of what it printed.
-	ErrGit = errors.New("git failed")
+	ErrGit = gitjail.ErrGit
 )

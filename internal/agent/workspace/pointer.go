@@ -9,17 +9,19 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/sandbox-agent/sandbox-agent/internal/agent/hostfs"
 )
 
 // readPointer reads a linked worktree's .git file, "gitdir: PATH", and gives the path as absolute and clean. Git is not
 // asked: of a file that belongs to someone else it only says that a check of its own could be switched off.
 func readPointer(worktree string, owner Owner) (string, error) {
-	w, err := openDir("worktree", worktree)
+	w, err := hostfs.OpenDir("worktree", worktree)
 	if err != nil {
 		return "", err
 	}
 	defer w.Close()
-	fd, err := beneath(w, ".git", unix.O_RDONLY|unix.O_NONBLOCK|unix.O_NOCTTY, 0)
+	fd, err := hostfs.Beneath(w, ".git", unix.O_RDONLY|unix.O_NONBLOCK|unix.O_NOCTTY, 0)
 	switch {
 	case errors.Is(err, unix.ELOOP), errors.Is(err, unix.ENOENT):
 		return "", errors.New("its .git is not a file")

@@ -8,6 +8,8 @@ import (
 	"os"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/sandbox-agent/sandbox-agent/internal/agent/hostfs"
 )
 
 // ScratchName is the folder in a worktree that TMPDIR names. It ignores itself: its .gitignore holds "*".
@@ -22,12 +24,12 @@ const (
 // is kept, inside of the folder, for the session must go on whatever a command did, and nothing of anybody may be lost.
 // No command may be running.
 func MakeScratch(worktree string, owner Owner) error {
-	w, err := openDir("the worktree", worktree)
+	w, err := hostfs.OpenDir("the worktree", worktree)
 	if err != nil {
 		return err
 	}
 	defer w.Close()
-	err = asOwner(owner, func() error { return makeScratch(w) })
+	err = hostfs.AsOwner(owner, func() error { return makeScratch(w) })
 	if err != nil {
 		return fmt.Errorf("making the scratch folder %s/%s: %w", worktree, ScratchName, err)
 	}
@@ -41,7 +43,7 @@ func makeScratch(w *os.File) error {
 	if err := makeUsable(w); err != nil {
 		return err
 	}
-	fd, err := beneath(w, ScratchName, unix.O_RDONLY|unix.O_DIRECTORY, 0)
+	fd, err := hostfs.Beneath(w, ScratchName, unix.O_RDONLY|unix.O_DIRECTORY, 0)
 	if err != nil {
 		return fmt.Errorf("openat2: %w", err)
 	}
@@ -53,7 +55,7 @@ func makeScratch(w *os.File) error {
 // makeUsable looks at what has the scratch folder's name without opening it, and puts a folder there that the owner can
 // read, write and enter.
 func makeUsable(w *os.File) error {
-	fd, err := beneath(w, ScratchName, unix.O_PATH, 0)
+	fd, err := hostfs.Beneath(w, ScratchName, unix.O_PATH, 0)
 	if err != nil {
 		return fmt.Errorf("looking at it: openat2: %w", err)
 	}
@@ -105,7 +107,7 @@ func writeIgnore(d *os.File) error {
 	if err != nil && !errors.Is(err, unix.ENOENT) {
 		return fmt.Errorf("replacing its %s: %w (remove it by hand)", ignoreName, err)
 	}
-	fd, err := beneath(d, ignoreName, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL, 0o644)
+	fd, err := hostfs.Beneath(d, ignoreName, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL, 0o644)
 	if err != nil {
 		return fmt.Errorf("making its %s: openat2: %w", ignoreName, err)
 	}
@@ -116,7 +118,7 @@ func writeIgnore(d *os.File) error {
 
 func ignoreIsRight(d *os.File) bool {
 	// O_NONBLOCK: a FIFO planted at this name must not hang the agent.
-	fd, err := beneath(d, ignoreName, unix.O_RDONLY|unix.O_NONBLOCK, 0)
+	fd, err := hostfs.Beneath(d, ignoreName, unix.O_RDONLY|unix.O_NONBLOCK, 0)
 	if err != nil {
 		return false
 	}
@@ -128,12 +130,4 @@ func ignoreIsRight(d *os.File) bool {
 	}
 	b, err := io.ReadAll(io.LimitReader(f, int64(len(ignoreContent))+1))
 	return err == nil && string(b) == ignoreContent
-}
-
-func beneath(dir *os.File, name string, flags int, mode uint64) (int, error) {
-	return unix.Openat2(int(dir.Fd()), name, &unix.OpenHow{
-		Flags:   uint64(flags) | unix.O_NOFOLLOW | unix.O_CLOEXEC,
-		Mode:    mode,
-		Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_XDEV,
-	})
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
+	"github.com/sandbox-agent/sandbox-agent/internal/agent/hostfs"
 	"github.com/sandbox-agent/sandbox-agent/internal/testkit"
 )
 
@@ -18,7 +19,7 @@ func TestTheScratchFolderIgnoresItselfAndBelongsToTheOwner(t *testing.T) {
 	repo, _ := setUp(t)
 	wt := testkit.Worktree(t, uid, repo, "b")
 	for range 2 {
-		require.NoError(t, MakeScratch(wt, Owner{uid, uid}))
+		require.NoError(t, MakeScratch(wt, Owner{UID: uid, GID: uid}))
 	}
 	for _, p := range []string{ScratchName, ScratchName + "/.gitignore"} {
 		st, err := os.Lstat(filepath.Join(wt, p))
@@ -65,9 +66,9 @@ func TestWhateverACommandDoesToTheScratchFolderTheNextSandboxHasOne(t *testing.T
 		t.Run(name, func(t *testing.T) {
 			wt := testkit.Worktree(t, uid, repo, strings.ReplaceAll(name, " ", "-"))
 			s := filepath.Join(wt, ScratchName)
-			require.NoError(t, asOwner(Owner{uid, uid}, func() error { return command.does(s) }))
+			require.NoError(t, hostfs.AsOwner(Owner{UID: uid, GID: uid}, func() error { return command.does(s) }))
 			for range 2 {
-				require.NoError(t, MakeScratch(wt, Owner{uid, uid}))
+				require.NoError(t, MakeScratch(wt, Owner{UID: uid, GID: uid}))
 			}
 			var st unix.Stat_t
 			require.NoError(t, unix.Lstat(s, &st))
@@ -97,7 +98,7 @@ func TestAScratchFolderThatTheOwnerCannotMakeIsNamedWithTheRemedy(t *testing.T) 
 	repo, _ := setUp(t)
 	wt := testkit.Worktree(t, uid, repo, "b")
 	require.NoError(t, os.Chmod(wt, 0o555))
-	err := MakeScratch(wt, Owner{uid, uid})
+	err := MakeScratch(wt, Owner{UID: uid, GID: uid})
 	require.ErrorIs(t, err, unix.EACCES)
 	require.ErrorContains(t, err, filepath.Join(wt, ScratchName))
 	require.ErrorContains(t, err, "chmod u+rwx")

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"os"
 	"strings"
+
+	"github.com/sandbox-agent/sandbox-agent/internal/agent/hostfs"
 )
 
 // Undo takes away what Open made for ws: the worktree, with all that is in it, and the branch, if Open made that too and
@@ -14,7 +16,7 @@ import (
 func Undo(ctx context.Context, ws Workspace) error {
 	// Whatever ended the caller must not end this; Git's own time limit does.
 	ctx = context.WithoutCancel(ctx)
-	owner, err := statDir("repository", ws.Repository)
+	owner, err := hostfs.StatDir("repository", ws.Repository)
 	base := trusted(ws.Repository, ws.CommonDir, ws.Worktree, owner)
 	if ws.Created {
 		if err == nil {
@@ -30,7 +32,7 @@ func Undo(ctx context.Context, ws Workspace) error {
 	}
 	if err == nil {
 		// Only from its start: a branch that has moved since holds somebody's work.
-		_, err = base.run(ctx, "update-ref", "-d", "refs/heads/"+ws.Branch, ws.BranchStart)
+		_, err = base.Run(ctx, "update-ref", "-d", "refs/heads/"+ws.Branch, ws.BranchStart)
 	}
 	if err != nil {
 		return fmt.Errorf("left is the new branch %q: remove it (git -C %s branch -d %s): %w", ws.Branch, ws.Repository, ws.Branch, err)
@@ -40,14 +42,14 @@ func Undo(ctx context.Context, ws Workspace) error {
 
 func removeWorktree(ctx context.Context, base git, worktree string) error {
 	// Its failure may only say that Git had not begun; what counts is whether folder and entry go.
-	_, gitErr := base.run(ctx, "worktree", "remove", "--force", "--", worktree)
-	if err := removeMade(worktree); err != nil {
+	_, gitErr := base.Run(ctx, "worktree", "remove", "--force", "--", worktree)
+	if err := hostfs.RemoveMade(worktree); err != nil {
 		return errors.Join(gitErr, err)
 	}
-	if _, err := statDir("worktree", worktree); !errors.Is(err, os.ErrNotExist) {
+	if _, err := hostfs.StatDir("worktree", worktree); !errors.Is(err, os.ErrNotExist) {
 		return errors.Join(gitErr, err)
 	}
-	list, err := base.run(ctx, "worktree", "list", "--porcelain", "-z")
+	list, err := base.Run(ctx, "worktree", "list", "--porcelain", "-z")
 	if err != nil {
 		return errors.Join(gitErr, err)
 	}

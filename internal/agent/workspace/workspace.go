@@ -7,11 +7,20 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sandbox-agent/sandbox-agent/internal/agent/gitjail"
+	"github.com/sandbox-agent/sandbox-agent/internal/agent/hostfs"
 	"github.com/sandbox-agent/sandbox-agent/pkg/mounts"
 )
+
+// checkoutTimeout is for git worktree add, which writes every file of the tree.
+const checkoutTimeout = 10 * time.Minute
+
+// Owner is who owns a folder on disk.
+type Owner = hostfs.Owner
 
 // Wanted is what a caller asked for; the paths' texts have been checked already.
 type Wanted struct {
@@ -55,17 +64,17 @@ func Open(ctx context.Context, w Wanted) (Workspace, error) {
 		return Workspace{}, err
 	}
 	base := trusted(w.Repository, common, w.Worktree, owner)
-	if _, err := base.run(ctx, "rev-parse", "--git-common-dir"); err != nil {
+	if _, err := base.Run(ctx, "rev-parse", "--git-common-dir"); err != nil {
 		return Workspace{}, fmt.Errorf("%w: repository %s is not one that Git can read: %w", ErrRefused, w.Repository, err)
 	}
-	if on, err := base.run(ctx, "config", "--type=bool", "--default=false", "--get", "extensions.worktreeConfig"); err != nil {
+	if on, err := base.Run(ctx, "config", "--type=bool", "--default=false", "--get", "extensions.worktreeConfig"); err != nil {
 		return Workspace{}, err
 	} else if strings.TrimSpace(on) != "false" {
 		return Workspace{}, fmt.Errorf("%w: repository %s has extensions.worktreeConfig on (git sparse-checkout sets it), so a file that a command can write is configuration: use a clone without it (git config --unset extensions.worktreeConfig)",
 			ErrRefused, w.Repository)
 	}
 	ws := Workspace{Repository: w.Repository, Worktree: w.Worktree, CommonDir: common, Owner: owner, BaseRef: w.BaseRef}
-	_, err = statDir("worktree", w.Worktree)
+	_, err = hostfs.StatDir("worktree", w.Worktree)
 	switch {
 	case errors.Is(err, os.ErrNotExist):
 		return create(ctx, base, ws, w)
@@ -98,8 +107,8 @@ func checkAdopted(ctx context.Context, base git, ws Workspace, w Wanted) error {
 	if err != nil {
 		return err
 	}
-	in := git{dir: ws.Worktree, owner: ws.Owner, folders: []string{ws.CommonDir, ws.Worktree}}
-	if _, err := in.run(ctx, "merge-base", "--is-ancestor", id, "HEAD"); err != nil {
+	in := inWorktree(ws, ws.Owner)
+	if _, err := in.Run(ctx, "merge-base", "--is-ancestor", id, "HEAD"); err != nil {
 		return fmt.Errorf("%w: worktree %s exists and is %s, which does not come from base_ref %q: leave base_ref out to take it as it is, or name a worktree that does not exist",
 			ErrRefused, w.Worktree, on, w.BaseRef)
 	}
@@ -109,8 +118,19 @@ func checkAdopted(ctx context.Context, base git, ws Workspace, w Wanted) error {
 // trusted is Git in a base clone, for the sake of a worktree. Both folders are named, so that no file in the repository
 // says where they are (C/commondir would).
 func trusted(repository, common, worktree string, owner Owner) git {
-	return git{dir: repository, owner: owner, env: []string{"GIT_DIR=" + common, "GIT_COMMON_DIR=" + common}, folders: []string{common, worktree}}
+	return git{gitjail.Jail{
+		Dir: repository, Owner: owner, Env: []string{"GIT_DIR=" + common, "GIT_COMMON_DIR=" + common},
+		Mounts: []gitjail.Mount{gitjail.Same(common), gitjail.Same(worktree)},
+	}}
 }
+
+// inWorktree is Git in a worktree, which finds its folders as any Git would.
+func inWorktree(ws Workspace, owner Owner) git {
+	return git{gitjail.Jail{Dir: ws.Worktree, Owner: owner, Mounts: []gitjail.Mount{gitjail.Same(ws.CommonDir), gitjail.Same(ws.Worktree)}}}
+}
+
+// git is trusted Git with the questions that this package asks.
+type git struct{ gitjail.Jail }
 
 // makeSealed makes the folders of a base clone that commands may not write and that Git works without, where a template
 // left them out: what is not there can't be sealed, and a command could make it.
@@ -120,7 +140,7 @@ func makeSealed(common string, owner Owner) error {
 		if mounts.Exists(path) {
 			continue
 		}
-		if _, err := makeFor(path, owner); err != nil {
+		if _, err := hostfs.MakeFor(path, owner); err != nil {
 			return err
 		}
 	}
@@ -159,7 +179,7 @@ func MakeRoot(root string) error {
 
 // baseClone finds the Git folder of a base clone, plain or bare, without running Git.
 func baseClone(repo string) (string, Owner, error) {
-	owner, err := statDir("repository", repo)
+	owner, err := hostfs.StatDir("repository", repo)
 	if err != nil {
 		return "", Owner{}, err
 	}
@@ -167,7 +187,7 @@ func baseClone(repo string) (string, Owner, error) {
 	var st unix.Stat_t
 	switch err := unix.Lstat(dotGit, &st); {
 	case err == nil && st.Mode&unix.S_IFMT == unix.S_IFDIR:
-		common, err := statDir("the repository's Git folder", dotGit)
+		common, err := hostfs.StatDir("the repository's Git folder", dotGit)
 		if err != nil {
 			return "", Owner{}, err
 		}
@@ -214,12 +234,12 @@ func create(ctx context.Context, base git, ws Workspace, w Wanted) (Workspace, e
 	if ws.BranchStart, err = makeBranch(ctx, base, w); err != nil {
 		return Workspace{}, err
 	}
-	made, err := makeFor(w.Worktree, base.owner)
+	made, err := hostfs.MakeFor(w.Worktree, base.Owner)
 	ws.Created = made
 	if err == nil {
 		checkout := base
-		checkout.timeout = checkoutTimeout
-		if _, err = checkout.run(ctx, "worktree", "add", "--quiet", "--", w.Worktree, w.Branch); err != nil {
+		checkout.Timeout = checkoutTimeout
+		if _, err = checkout.Run(ctx, "worktree", "add", "--quiet", "--", w.Worktree, w.Branch); err != nil {
 			err = fmt.Errorf("%w: creating worktree %s of %s: %w", ErrRefused, w.Worktree, w.Repository, err)
 		}
 	}
@@ -244,10 +264,10 @@ func checkBranch(ctx context.Context, base git, w Wanted) error {
 	if strings.HasPrefix(w.Branch, "-") || strings.HasPrefix(w.BaseRef, "-") {
 		return fmt.Errorf("%w: branch %q or base_ref %q begins with a dash", ErrRefused, w.Branch, w.BaseRef)
 	}
-	if _, err := base.run(ctx, "check-ref-format", "--branch", w.Branch); err != nil {
+	if _, err := base.Run(ctx, "check-ref-format", "--branch", w.Branch); err != nil {
 		return fmt.Errorf("%w: %q is no valid branch name (git help check-ref-format)", ErrRefused, w.Branch)
 	}
-	list, err := base.run(ctx, "worktree", "list", "--porcelain", "-z")
+	list, err := base.Run(ctx, "worktree", "list", "--porcelain", "-z")
 	if err != nil {
 		return err
 	}
@@ -271,7 +291,7 @@ func checkBranch(ctx context.Context, base git, w Wanted) error {
 // fails, in one step, so that Undo never takes a branch away that somebody else made.
 func makeBranch(ctx context.Context, base git, w Wanted) (start string, err error) {
 	ref := "refs/heads/" + w.Branch
-	if tip, err := base.run(ctx, "rev-parse", "--verify", "--quiet", ref); err == nil {
+	if tip, err := base.Run(ctx, "rev-parse", "--verify", "--quiet", ref); err == nil {
 		return "", checkStart(ctx, base, w, strings.TrimSpace(tip))
 	}
 	from := w.BaseRef
@@ -283,7 +303,7 @@ func makeBranch(ctx context.Context, base git, w Wanted) (start string, err erro
 		return "", err
 	}
 	// The empty old value: the reference must not exist (git-update-ref(1)).
-	if _, err := base.run(ctx, "update-ref", "-m", "branch: Created from "+from, ref, id, ""); err != nil {
+	if _, err := base.Run(ctx, "update-ref", "-m", "branch: Created from "+from, ref, id, ""); err != nil {
 		return "", fmt.Errorf("%w: creating branch %q in %s: %w", ErrRefused, w.Branch, w.Repository, err)
 	}
 	return id, nil
@@ -304,16 +324,16 @@ func checkStart(ctx context.Context, base git, w Wanted, tip string) error {
 
 // commit is the id of the commit that a caller's name stands for.
 func (g git) commit(ctx context.Context, ref string) (string, error) {
-	id, err := g.run(ctx, "rev-parse", "--verify", "--quiet", ref+"^{commit}")
+	id, err := g.Run(ctx, "rev-parse", "--verify", "--quiet", ref+"^{commit}")
 	if err != nil {
-		return "", fmt.Errorf("%w: base_ref %q names no commit in %s", ErrRefused, ref, g.dir)
+		return "", fmt.Errorf("%w: base_ref %q names no commit in %s", ErrRefused, ref, g.Dir)
 	}
 	return strings.TrimSpace(id), nil
 }
 
 // adopt proves, by Git's own words from both sides, that the worktree is a linked worktree of the repository.
 func adopt(ctx context.Context, base git, ws Workspace, allowRoot bool) (Workspace, error) {
-	owner, err := statDir("worktree", ws.Worktree)
+	owner, err := hostfs.StatDir("worktree", ws.Worktree)
 	if err != nil {
 		return Workspace{}, err
 	}
@@ -332,11 +352,11 @@ func adopt(ctx context.Context, base git, ws Workspace, allowRoot bool) (Workspa
 	if err := checkOwner("worktree", ws.Worktree, owner, allowRoot); err != nil {
 		return Workspace{}, err
 	}
-	if owner != base.owner {
+	if owner != base.Owner {
 		return Workspace{}, fmt.Errorf("%w: worktree %s belongs to %s, its repository %s to %s: both must have one owner (chown -R)",
-			ErrRefused, ws.Worktree, owner, ws.Repository, base.owner)
+			ErrRefused, ws.Worktree, owner, ws.Repository, base.Owner)
 	}
-	if metaOwner, err := statDir("the worktree's Git folder", meta); err != nil {
+	if metaOwner, err := hostfs.StatDir("the worktree's Git folder", meta); err != nil {
 		return Workspace{}, err
 	} else if metaOwner.UID != owner.UID {
 		return Workspace{}, fmt.Errorf("%w: worktree %s belongs to %s, its Git folder %s to %s: give both to one owner (chown -R)",
@@ -349,8 +369,8 @@ func adopt(ctx context.Context, base git, ws Workspace, allowRoot bool) (Workspa
 	if err := checkFinished(ws, meta); err != nil {
 		return Workspace{}, err
 	}
-	in := git{dir: ws.Worktree, owner: owner, folders: []string{ws.CommonDir, ws.Worktree}}
-	out, err := in.run(ctx, "rev-parse", "--path-format=absolute", "--git-common-dir", "--git-dir", "--show-toplevel")
+	in := inWorktree(ws, owner)
+	out, err := in.Run(ctx, "rev-parse", "--path-format=absolute", "--git-common-dir", "--git-dir", "--show-toplevel")
 	if err != nil {
 		return Workspace{}, notLinked(err.Error())
 	}
@@ -368,7 +388,7 @@ func adopt(ctx context.Context, base git, ws Workspace, allowRoot bool) (Workspa
 	default:
 		ws.MetaDir = meta
 	}
-	list, err := base.run(ctx, "worktree", "list", "--porcelain", "-z")
+	list, err := base.Run(ctx, "worktree", "list", "--porcelain", "-z")
 	if err != nil {
 		return Workspace{}, err
 	}
@@ -430,7 +450,7 @@ func Recheck(ws Workspace) error {
 	for _, p := range []struct{ what, path string }{
 		{"worktree", ws.Worktree}, {"the repository's Git folder", ws.CommonDir}, {"the worktree's Git folder", ws.MetaDir},
 	} {
-		owner, err := statDir(p.what, p.path)
+		owner, err := hostfs.StatDir(p.what, p.path)
 		if err != nil {
 			return err
 		}

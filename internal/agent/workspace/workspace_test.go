@@ -41,7 +41,7 @@ func TestAMissingWorktreeIsMadeWithItsBranchForTheRepositorysOwner(t *testing.T)
 	require.NoError(t, err)
 	require.Equal(t, Workspace{
 		Repository: repo, Worktree: wt, Branch: "feature/x", CommonDir: filepath.Join(repo, ".git"),
-		MetaDir: filepath.Join(repo, ".git/worktrees/wt"), Owner: Owner{uid, uid}, Created: true,
+		MetaDir: filepath.Join(repo, ".git/worktrees/wt"), Owner: Owner{UID: uid, GID: uid}, Created: true,
 		BranchStart: head(t, repo, "HEAD"),
 	}, ws)
 	st, err := os.Stat(filepath.Join(wt, "README"))
@@ -146,7 +146,7 @@ func TestOwnersThatDifferAreRefused(t *testing.T) {
 	_, err := Open(t.Context(), Wanted{Repository: repo, Worktree: wt})
 	require.ErrorIs(t, err, ErrRefused)
 	require.ErrorContains(t, err, "one owner")
-	require.Error(t, Recheck(Workspace{Worktree: wt, CommonDir: filepath.Join(repo, ".git"), MetaDir: repo, Owner: Owner{uid, uid}}))
+	require.Error(t, Recheck(Workspace{Worktree: wt, CommonDir: filepath.Join(repo, ".git"), MetaDir: repo, Owner: Owner{UID: uid, GID: uid}}))
 }
 
 func TestTheRepositorysConfigurationRunsNoProgramWhenItIsLookedAt(t *testing.T) {

@@ -1,4 +1,4 @@
-package workspace
+package hostfs
 
 import (
 	"errors"
@@ -18,8 +18,8 @@ type Owner struct {
 
 func (o Owner) String() string { return fmt.Sprintf("uid %d, gid %d", o.UID, o.GID) }
 
-// openDir opens a folder of which no component is a symlink. what names it in the error.
-func openDir(what, path string) (*os.File, error) {
+// OpenDir opens a folder of which no component is a symlink. what names it in the error.
+func OpenDir(what, path string) (*os.File, error) {
 	fd, err := unix.Openat2(unix.AT_FDCWD, path, &unix.OpenHow{
 		Flags:   unix.O_RDONLY | unix.O_DIRECTORY | unix.O_CLOEXEC,
 		Resolve: unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_MAGICLINKS,
@@ -38,17 +38,17 @@ func openDir(what, path string) (*os.File, error) {
 	}
 }
 
-// statDir opens a folder without following symlinks and tells who owns it.
-func statDir(what, path string) (Owner, error) {
-	f, err := openDir(what, path)
+// StatDir opens a folder without following symlinks and tells who owns it.
+func StatDir(what, path string) (Owner, error) {
+	f, err := OpenDir(what, path)
 	if err != nil {
 		return Owner{}, err
 	}
 	defer f.Close()
-	return ownerOf(f)
+	return OwnerOf(f)
 }
 
-func ownerOf(f *os.File) (Owner, error) {
+func OwnerOf(f *os.File) (Owner, error) {
 	var st unix.Stat_t
 	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
 		return Owner{}, fmt.Errorf("looking at %s: fstat: %w", f.Name(), err)
@@ -56,10 +56,10 @@ func ownerOf(f *os.File) (Owner, error) {
 	return Owner{UID: st.Uid, GID: st.Gid}, nil
 }
 
-// makeFor makes an empty folder that belongs to owner: by descriptor of its parent, so that no link can send it
+// MakeFor makes an empty folder that belongs to owner: by descriptor of its parent, so that no link can send it
 // elsewhere. It reports whether the folder was made (false: it was there, or it could not be made).
-func makeFor(path string, owner Owner) (bool, error) {
-	parent, err := openDir("the folder above "+path, filepath.Dir(path))
+func MakeFor(path string, owner Owner) (bool, error) {
+	parent, err := OpenDir("the folder above "+path, filepath.Dir(path))
 	if err != nil {
 		return false, err
 	}
@@ -69,7 +69,7 @@ func makeFor(path string, owner Owner) (bool, error) {
 		return false, fmt.Errorf("making the folder %s: mkdirat: %w", path, err)
 	}
 	if err := chownNew(parent, name, owner); err != nil {
-		return true, errors.Join(err, removeMade(path))
+		return true, errors.Join(err, RemoveMade(path))
 	}
 	return true, nil
 }
@@ -95,9 +95,9 @@ func chownNew(parent *os.File, name string, owner Owner) error {
 	return nil
 }
 
-// removeMade takes an empty folder of ours away again.
-func removeMade(path string) error {
-	parent, err := openDir("the folder above "+path, filepath.Dir(path))
+// RemoveMade takes an empty folder of ours away again.
+func RemoveMade(path string) error {
+	parent, err := OpenDir("the folder above "+path, filepath.Dir(path))
 	if err != nil {
 		return err
 	}
@@ -109,9 +109,9 @@ func removeMade(path string) error {
 	return nil
 }
 
-// asOwner runs f on a thread whose file-system uid and gid are the owner's (setfsuid(2)): permissions, quotas and
+// AsOwner runs f on a thread whose file-system uid and gid are the owner's (setfsuid(2)): permissions, quotas and
 // root-squashing file systems then treat it as the owner, and root's file capabilities are off.
-func asOwner(o Owner, f func() error) error {
+func AsOwner(o Owner, f func() error) error {
 	done := make(chan error, 1)
 	go func() {
 		// Never unlocked: should the ids not come back, the thread dies with the goroutine.
@@ -140,4 +140,13 @@ func setFSID(set func(int) (int, error), id uint32) error {
 		return fmt.Errorf("the kernel kept %d: %w", now, unix.EPERM)
 	}
 	return nil
+}
+
+// Beneath opens a name in dir: no link is followed, no mount is crossed, nothing above dir is reached (openat2(2)).
+func Beneath(dir *os.File, name string, flags int, mode uint64) (int, error) {
+	return unix.Openat2(int(dir.Fd()), name, &unix.OpenHow{
+		Flags:   uint64(flags) | unix.O_NOFOLLOW | unix.O_CLOEXEC,
+		Mode:    mode,
+		Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_XDEV,
+	})
 }

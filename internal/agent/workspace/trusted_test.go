@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
+	"github.com/sandbox-agent/sandbox-agent/internal/agent/hostfs"
 	"github.com/sandbox-agent/sandbox-agent/internal/testkit"
 )
 
@@ -129,11 +130,11 @@ func TestP12ALinkInTheRepositoryLeadsTrustedGitNowhere(t *testing.T) {
 func TestTrustedGitAnswersAndFailsAsGitDoes(t *testing.T) {
 	repo, _ := setUp(t)
 	common := filepath.Join(repo, ".git")
-	g := trusted(repo, common, "", Owner{uid, uid})
-	out, err := g.run(t.Context(), "rev-parse", "--git-dir")
+	g := trusted(repo, common, "", Owner{UID: uid, GID: uid})
+	out, err := g.Run(t.Context(), "rev-parse", "--git-dir")
 	require.NoError(t, err)
 	require.Equal(t, common, strings.TrimSpace(out))
-	_, err = g.run(t.Context(), "no-such-command")
+	_, err = g.Run(t.Context(), "no-such-command")
 	require.ErrorIs(t, err, ErrGit)
 	require.ErrorContains(t, err, "no-such-command")
 }
@@ -146,9 +147,9 @@ func TestP11WhatATemplateLeftOutIsMadeSoThatItCanBeSealed(t *testing.T) {
 	_, err := Open(t.Context(), Wanted{Repository: repo, Worktree: filepath.Join(dir, "wt"), Branch: "new"})
 	require.NoError(t, err)
 	for _, name := range []string{"hooks", "info", "objects/info"} {
-		owner, err := statDir("folder", filepath.Join(repo, ".git", name))
+		owner, err := hostfs.StatDir("folder", filepath.Join(repo, ".git", name))
 		require.NoError(t, err)
-		require.Equal(t, Owner{uid, uid}, owner)
+		require.Equal(t, Owner{UID: uid, GID: uid}, owner)
 	}
 }
 

@@ -1,4 +1,8 @@
-package workspace
+// Package gitjail runs trusted Git: in namespaces of its own, as the repository's owner, with a pinned environment and
+// bounds on time, memory and output, and with nothing of the node in sight but the folders that it works on. What comes
+// out of it is untrusted data. It keeps the doing half of promise P12. Only internal/agent and the packages below it
+// may import it.
+package gitjail
 
 import (
 	"encoding/json"
@@ -14,6 +18,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sandbox-agent/sandbox-agent/internal/agent/hostfs"
+	"github.com/sandbox-agent/sandbox-agent/pkg/gitguard"
 	"github.com/sandbox-agent/sandbox-agent/pkg/mounts"
 )
 
@@ -28,14 +34,14 @@ const (
 	jailName = "sandbox-agent-git-jail"
 	jailVar  = "SANDBOX_AGENT_GIT_JAIL"
 	// jailFailed is the exit code of a jail that could not be made; Git's own codes are 0 to 255 too, so the message counts.
-	jailFailed = 125
+	jailFailed    = 125
+	jailComplaint = "making the jail of trusted Git:"
 )
 
 type jailSpec struct {
-	Owner Owner  `json:"owner"`
-	Dir   string `json:"dir"`
-	// Folders are seen at their own paths, writable. One that does not exist is left out.
-	Folders []string `json:"folders"`
+	Owner  hostfs.Owner `json:"owner"`
+	Dir    string       `json:"dir"`
+	Mounts []Mount      `json:"mounts"`
 }
 
 // init and not a call in main: every program that links this package, test binaries included, can be a jail.
@@ -44,7 +50,7 @@ func init() {
 		return
 	}
 	runtime.LockOSThread()
-	fmt.Fprintln(os.Stderr, "making the jail of trusted Git:", becomeGit())
+	fmt.Fprintln(os.Stderr, jailComplaint, becomeGit())
 	os.Exit(jailFailed)
 }
 
@@ -84,7 +90,7 @@ func becomeGit() error {
 	}
 	path, err := exec.LookPath("git")
 	if err != nil {
-		return fmt.Errorf("no git in %s: install it (apt install git): %w", gitPath, err)
+		return fmt.Errorf("no git in %s: install it (apt install git): %w", gitguard.Path, err)
 	}
 	env := slices.DeleteFunc(os.Environ(), func(v string) bool { return strings.HasPrefix(v, jailVar+"=") })
 	return fmt.Errorf("executing %s: %w", path, syscall.Exec(path, append([]string{"git"}, os.Args[1:]...), env))
@@ -107,8 +113,8 @@ func enterRoot(spec jailSpec) error {
 	if err := j.add("/dev/null", mounts.Attr{Devices: true, NoExec: true}); err != nil {
 		return err
 	}
-	for _, p := range spec.Folders {
-		if err := j.add(p, mounts.Attr{}); err != nil {
+	for i, m := range spec.Mounts {
+		if err := j.addMount(spec.Mounts, i, m); err != nil {
 			return err
 		}
 	}
@@ -130,19 +136,47 @@ func (j *jailRoot) add(path string, a mounts.Attr) error {
 		j.links[path] = target
 		return nil
 	}
-	src, err := mounts.OpenSource(path)
+	return j.bind(path, path, a)
+}
+
+func (j *jailRoot) bind(source, target string, a mounts.Attr) error {
+	src, err := mounts.OpenSource(source)
 	if errors.Is(err, os.ErrNotExist) {
 		return nil
 	}
 	if err != nil {
-		return fmt.Errorf("opening %s: %w", path, err)
+		return fmt.Errorf("opening %s: %w", source, err)
 	}
 	defer src.Close()
 	tree, err := mounts.Clone(src, a)
 	if err != nil {
-		return fmt.Errorf("cloning the mount of %s: %w", path, err)
+		return fmt.Errorf("cloning the mount of %s: %w", source, err)
 	}
-	j.trees, j.paths = append(j.trees, tree), append(j.paths, path)
+	j.trees, j.paths = append(j.trees, tree), append(j.paths, target)
+	return nil
+}
+
+// addMount adds one of the caller's mounts. An empty one gets mount points for those that lie directly in it.
+func (j *jailRoot) addMount(all []Mount, i int, m Mount) error {
+	if !m.Empty {
+		return j.bind(m.Source, m.Target, mounts.Attr{ReadOnly: m.ReadOnly})
+	}
+	tree, err := mounts.NewTmpfs(map[string]string{"mode": "0755", "size": "64k", "nr_inodes": "64"})
+	if err != nil {
+		return err
+	}
+	for _, x := range all[i+1:] {
+		if filepath.Dir(x.Target) != m.Target {
+			continue
+		}
+		if err := unix.Mkdirat(int(tree.Fd()), filepath.Base(x.Target), 0o755); err != nil {
+			return fmt.Errorf("making the mount point %s: %w", x.Target, err)
+		}
+	}
+	if err := mounts.SetAttr(tree, mounts.Attr{ReadOnly: true, NoExec: true}); err != nil {
+		return err
+	}
+	j.trees, j.paths = append(j.trees, tree), append(j.paths, m.Target)
 	return nil
 }
 
@@ -246,7 +280,7 @@ func bound() error {
 }
 
 // giveUpPrivileges becomes the owner, for good, with no capability: also where the owner is root.
-func giveUpPrivileges(o Owner) error {
+func giveUpPrivileges(o hostfs.Owner) error {
 	for c := uintptr(0); c < 64; c++ {
 		if err := unix.Prctl(unix.PR_CAPBSET_DROP, c, 0, 0, 0); err == unix.EINVAL {
 			break // past the kernel's last capability
