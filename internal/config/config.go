@@ -24,11 +24,13 @@ type Config struct {
 	// Rootfs is "host", or the absolute path of a folder.
 	Rootfs    string    `json:"rootfs"`
 	Workspace Workspace `json:"workspace"`
-	Network   Network   `json:"network"`
-	Limits    Limits    `json:"limits"`
-	Listeners Listeners `json:"listeners"`
-	Retention Retention `json:"retention"`
-	Log       Log       `json:"log"`
+	// Caches are the operator's: shared between sessions, and therefore read-only in a sandbox. By name.
+	Caches    map[string]Cache `json:"caches"`
+	Network   Network          `json:"network"`
+	Limits    Limits           `json:"limits"`
+	Listeners Listeners        `json:"listeners"`
+	Retention Retention        `json:"retention"`
+	Log       Log              `json:"log"`
 }
 
 // Socket is the exec socket.
@@ -64,8 +66,11 @@ type Containerd struct {
 // Workspace says which worktrees are accepted and how Git is set up in them.
 type Workspace struct {
 	Roots []string `json:"roots"`
-	// GitLayout is the node's default: "shared", until "isolated" is built.
+	// GitLayout is the node's default: "isolated", where commands write nothing of the base clone, or "shared".
 	GitLayout string `json:"git_layout"`
+	// Export are patterns of refs that a session may move in the base clone besides its own branches
+	// (gitguard.Matches); without one they are kept under refs/sandboxes/ alone.
+	Export []string `json:"export"`
 	// Hooks is "off", or "inside": a repository's hooks run in the sandbox, as part of the untrusted command.
 	Hooks string `json:"hooks"`
 	// AllowRootOwned accepts worktrees that root owns on disk.
@@ -73,6 +78,14 @@ type Workspace struct {
 	Identity       Identity `json:"identity"`
 	// AllowEnv names variables that a session may set although they are refused by default.
 	AllowEnv []string `json:"allow_env"`
+}
+
+// Cache is a folder of the node that sessions can ask for.
+type Cache struct {
+	// Source is the folder on the node.
+	Source string `json:"source"`
+	// Path is where it is in a sandbox, below HOME.
+	Path string `json:"path"`
 }
 
 // Identity is the author and committer of commits that a command makes.

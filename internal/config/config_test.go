@@ -43,46 +43,59 @@ socket: {mode: "0600"}
 
 func TestWhatTheFileMustNotHoldIsNamed(t *testing.T) {
 	for text, names := range map[string][]string{
-		"limitz: {}":                                        {"limitz"},
-		"limits: {pid: 3}":                                  {"pid"},
-		"limits: {pids: 3}\nlimits: {pids: 4}":              {"limits"},
-		"limits: {timeout: 5}":                              {"5", "90s"},
-		"limits: {timeout: 2h}":                             {"limits.timeout", "2h0m0s", "1ms to 1h0m0s"},
-		"limits: {timeout: 0s}":                             {"limits.timeout", "0s"},
-		"limits: {max_timeout: 48h}":                        {"limits.max_timeout", "24h0m0s"},
-		"limits: {pids: 1000000}":                           {"limits.pids", "1000000", "8 to 65536"},
-		"limits: {command_bytes: 131072}":                   {"limits.command_bytes", "1 to 131071 bytes"},
-		"limits: {output_bytes: 0}":                         {"limits.output_bytes"},
-		"limits: {memory_bytes: 1}":                         {"limits.memory_bytes"},
-		"limits: {queue: -1}":                               {"limits.queue", "0 to 1024"},
-		"limits: {sessions: 0}":                             {"limits.sessions"},
-		"limits: {cpus: -1}":                                {"limits.cpus"},
-		"state_dir: relative":                               {"state_dir", "relative", "absolute"},
-		"state_dir: /a/../b":                                {"state_dir"},
-		"rootfs: image":                                     {"rootfs", "host"},
-		"runtime: {default: docker}":                        {"runtime.default", "docker", "embedded"},
-		"runtime: {default: docker, allowed: [docker]}":     {"runtime.allowed[0]", "docker"},
-		"network: {default: host}":                          {"network.default", "host"},
-		"workspace: {roots: []}":                            {"workspace.roots"},
-		"workspace: {roots: [/]}":                           {"workspace.roots[0]"},
-		"workspace: {roots: [/etc/x]}":                      {"workspace.roots[0]", "/etc"},
-		"workspace: {roots: [/var/lib/sandbox-agent/w]}":    {"workspace.roots[0]", "/var/lib/sandbox-agent"},
-		"workspace: {git_layout: open}":                     {"workspace.git_layout", "shared"},
-		"workspace: {git_layout: isolated}":                 {"workspace.git_layout", "allowed: shared", "isolated comes with a later version"},
-		"runtime: {default: kata}":                          {"runtime.default", "kata", "embedded"},
-		"runtime: {allowed: [embedded, kata]}":              {"runtime.allowed[1]", "kata", "comes with a later version"},
-		"network: {allowed: [none, bridge]}":                {"network.allowed[1]", "bridge", "comes with a later version"},
-		"network: {default: bridge, allowed: [bridge]}":     {"bridge", "comes with a later version"},
-		"workspace: {hooks: on}":                            {"workspace.hooks", "inside"},
-		"workspace: {identity: {name: '<x>'}}":              {"workspace.identity.name"},
-		"workspace: {allow_env: ['A B']}":                   {"workspace.allow_env[0]"},
-		"socket: {mode: 0660}":                              {"socket.mode", "quotes"},
-		"socket: {allow_uids: []}":                          {"socket.allow_uids"},
-		"socket: {path: /" + strings.Repeat("x", 107) + "}": {"socket.path", "at most 107 bytes", "108"},
-		"listeners: {tcp: [70000]}":                         {"listeners.tcp[0]", "70000", "1 to 65535"},
-		"listeners: {unix: [run/x]}":                        {"listeners.unix[0]"},
-		"log: {level: loud}":                                {"log.level", "debug"},
-		"retention: {age: 1s}":                              {"retention.age"},
+		"limitz: {}":                                                 {"limitz"},
+		"limits: {pid: 3}":                                           {"pid"},
+		"limits: {pids: 3}\nlimits: {pids: 4}":                       {"limits"},
+		"limits: {timeout: 5}":                                       {"5", "90s"},
+		"limits: {timeout: 2h}":                                      {"limits.timeout", "2h0m0s", "1ms to 1h0m0s"},
+		"limits: {timeout: 0s}":                                      {"limits.timeout", "0s"},
+		"limits: {max_timeout: 48h}":                                 {"limits.max_timeout", "24h0m0s"},
+		"limits: {pids: 1000000}":                                    {"limits.pids", "1000000", "8 to 65536"},
+		"limits: {command_bytes: 131072}":                            {"limits.command_bytes", "1 to 131071 bytes"},
+		"limits: {output_bytes: 0}":                                  {"limits.output_bytes"},
+		"limits: {memory_bytes: 1}":                                  {"limits.memory_bytes"},
+		"limits: {queue: -1}":                                        {"limits.queue", "0 to 1024"},
+		"limits: {sessions: 0}":                                      {"limits.sessions"},
+		"limits: {cpus: -1}":                                         {"limits.cpus"},
+		"state_dir: relative":                                        {"state_dir", "relative", "absolute"},
+		"state_dir: /a/../b":                                         {"state_dir"},
+		"rootfs: image":                                              {"rootfs", "host"},
+		"runtime: {default: docker}":                                 {"runtime.default", "docker", "embedded"},
+		"runtime: {default: docker, allowed: [docker]}":              {"runtime.allowed[0]", "docker"},
+		"network: {default: host}":                                   {"network.default", "host"},
+		"workspace: {roots: []}":                                     {"workspace.roots"},
+		"workspace: {roots: [/]}":                                    {"workspace.roots[0]"},
+		"workspace: {roots: [/etc/x]}":                               {"workspace.roots[0]", "/etc"},
+		"workspace: {roots: [/var/lib/sandbox-agent/w]}":             {"workspace.roots[0]", "/var/lib/sandbox-agent"},
+		"workspace: {git_layout: open}":                              {"workspace.git_layout", "allowed: isolated, shared"},
+		"workspace: {export: [tags/*]}":                              {"workspace.export[0]", "refs/tags/*"},
+		"workspace: {export: ['refs/tags/*', refs/sandboxes/*]}":     {"workspace.export[1]", "refs/sandboxes"},
+		"workspace: {export: ['refs/../x']}":                         {"workspace.export[0]"},
+		"caches: {.pip: {source: /a, path: b}}":                      {"caches..pip", "not beginning with a dot"},
+		"caches: {a/b: {source: /a, path: b}}":                       {"caches.a/b"},
+		"caches: {pip: {path: b}}":                                   {"caches.pip.source", "absolute path"},
+		"caches: {pip: {source: a, path: b}}":                        {"caches.pip.source"},
+		"caches: {pip: {source: /, path: b}}":                        {"caches.pip.source"},
+		"caches: {pip: {source: /var/lib/sandbox-agent/x, path: b}}": {"caches.pip.source", "the agent's own"},
+		"caches: {pip: {source: /var/lib, path: b}}":                 {"caches.pip.source", "the agent's own"},
+		"caches: {pip: {source: /a}}":                                {"caches.pip.path", "relative to HOME"},
+		"caches: {pip: {source: /a, path: ../b}}":                    {"caches.pip.path"},
+		"caches: {pip: {source: /a, path: /b}}":                      {"caches.pip.path"},
+		"caches: {pip: {source: /a, path: a/../b}}":                  {"caches.pip.path"},
+		"runtime: {default: kata}":                                   {"runtime.default", "kata", "embedded"},
+		"runtime: {allowed: [embedded, kata]}":                       {"runtime.allowed[1]", "kata", "comes with a later version"},
+		"network: {allowed: [none, bridge]}":                         {"network.allowed[1]", "bridge", "comes with a later version"},
+		"network: {default: bridge, allowed: [bridge]}":              {"bridge", "comes with a later version"},
+		"workspace: {hooks: on}":                                     {"workspace.hooks", "inside"},
+		"workspace: {identity: {name: '<x>'}}":                       {"workspace.identity.name"},
+		"workspace: {allow_env: ['A B']}":                            {"workspace.allow_env[0]"},
+		"socket: {mode: 0660}":                                       {"socket.mode", "quotes"},
+		"socket: {allow_uids: []}":                                   {"socket.allow_uids"},
+		"socket: {path: /" + strings.Repeat("x", 107) + "}":          {"socket.path", "at most 107 bytes", "108"},
+		"listeners: {tcp: [70000]}":                                  {"listeners.tcp[0]", "70000", "1 to 65535"},
+		"listeners: {unix: [run/x]}":                                 {"listeners.unix[0]"},
+		"log: {level: loud}":                                         {"log.level", "debug"},
+		"retention: {age: 1s}":                                       {"retention.age"},
 	} {
 		c := Default(16 * gib)
 		err := Parse([]byte(text), &c)
@@ -123,6 +136,11 @@ func TestWhatIsOfTheWrongKindIsSaidInTheFilesOwnWords(t *testing.T) {
 		"listeners: {tcp: [http]}":             `listeners.tcp[0] is "http"; allowed: a whole number`,
 		"log: {level: {a: b}}":                 `log.level is a section; allowed: debug, info, warn, error`,
 		"retention: {execs: null, age: 1}":     `retention.age is 1; allowed: 1m0s to 87600h0m0s; write it with its unit`,
+		"caches: [pip]":                        `caches is a list; allowed: a section with a name for each entry`,
+		"caches: {pip: }":                      `caches.pip is ""; allowed: no empty entry`,
+		"caches: {pip: {sauce: /a}}":           `caches.pip.sauce is no key; the keys of caches.pip are source, path`,
+		"caches: {pip: {source: 7}}":           `caches.pip.source is 7; allowed: text`,
+		"workspace: {export: refs/tags/*}":     `workspace.export is "refs/tags/*"; allowed: a list`,
 		"rootfs: host\nrootfs: host":           `"rootfs" already set`,
 		"limits: {pids: 3, pids: 4}":           `line 1: key "pids" already set`,
 		"limits: {cpus: .inf}":                 `no key takes +Inf`,
@@ -139,6 +157,18 @@ func TestWhatIsOfTheWrongKindIsSaidInTheFilesOwnWords(t *testing.T) {
 			require.NotContains(t, err.Error(), word, text)
 		}
 	}
+}
+
+func TestLayoutExportsAndCachesAreReadFromTheFile(t *testing.T) {
+	c := Default(16 * gib)
+	require.NoError(t, Parse([]byte(`
+workspace: {git_layout: isolated, export: ["refs/tags/*"]}
+caches: {pip: {source: /srv/cache/pip, path: .cache/pip}}
+`), &c))
+	require.NoError(t, c.Validate())
+	require.Equal(t, IsolatedLayout, c.Workspace.GitLayout)
+	require.Equal(t, []string{"refs/tags/*"}, c.Workspace.Export)
+	require.Equal(t, map[string]Cache{"pip": {Source: "/srv/cache/pip", Path: ".cache/pip"}}, c.Caches)
 }
 
 func TestAKeyWithoutAValueKeepsItsDefault(t *testing.T) {

@@ -45,6 +45,8 @@ func (s shape) check(key string, v any, t reflect.Type) error {
 		return s.section(key, v, t)
 	case reflect.Slice:
 		return s.list(key, v, t)
+	case reflect.Map:
+		return s.named(key, v, t)
 	case reflect.String:
 		if _, ok := v.(string); !ok {
 			return s.refuse(key, v, "text; put it in quotes, if it is meant as text")
@@ -100,6 +102,24 @@ func (s shape) list(key string, v any, t reflect.Type) error {
 			return bad(path, "", "no empty item")
 		}
 		if err := s.check(path, item, t.Elem()); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// named is a section whose keys are names that the operator chose.
+func (s shape) named(key string, v any, t reflect.Type) error {
+	m, ok := v.(map[string]any)
+	if !ok {
+		return bad(key, v, "a section with a name for each entry: {NAME: {…}}")
+	}
+	for _, name := range sortedKeys(m) {
+		path := key + "." + name
+		if m[name] == nil {
+			return bad(path, "", "no empty entry")
+		}
+		if err := s.check(path, m[name], t.Elem()); err != nil {
 			return err
 		}
 	}

@@ -2,11 +2,14 @@ package config
 
 import (
 	"fmt"
+	"maps"
 	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
 	"time"
+	"unicode"
+	"unicode/utf8"
 )
 
 // What the names of the API stand for in this version, and what is still to come: a node that was configured for it must
@@ -14,11 +17,12 @@ import (
 var (
 	runtimes  = []string{"embedded"}
 	networks  = []string{"none"}
-	layouts   = []string{SharedLayout}
-	toCome    = []string{"runc", "gvisor", "kata", "bridge", "cni", IsolatedLayout}
+	layouts   = []string{IsolatedLayout, SharedLayout}
+	toCome    = []string{"runc", "gvisor", "kata", "bridge", "cni"}
 	hookModes = []string{"off", "inside"}
 	levels    = []string{"debug", "info", "warn", "error"}
 	modeText  = regexp.MustCompile(`^0[0-7]{3}$`)
+	cacheName = regexp.MustCompile(`^[A-Za-z0-9_][A-Za-z0-9._-]{0,63}$`)
 	envName   = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*$`)
 )
 
@@ -27,6 +31,9 @@ const (
 	SharedLayout   = "shared"
 	IsolatedLayout = "isolated"
 )
+
+// maxCachePath bounds a cache's path below HOME, bytes.
+const maxCachePath = 1024
 
 // MaxSocketPath is what fits into sockaddr_un.sun_path with its NUL (unix(7)).
 const MaxSocketPath = 107
@@ -73,7 +80,7 @@ func (c *Config) ranges() []intRange {
 // Validate checks everything that can be checked without the node. The error names key, value and allowed range.
 func (c *Config) Validate() error {
 	for _, check := range []func() error{
-		c.checkPaths, c.checkSocket, c.checkNames, c.checkRanges, c.checkListeners, c.checkIdentity,
+		c.checkPaths, c.checkSocket, c.checkNames, c.checkRanges, c.checkListeners, c.checkIdentity, c.checkExport, c.checkCaches,
 	} {
 		if err := check(); err != nil {
 			return err
@@ -218,3 +225,46 @@ func (c *Config) checkIdentity() error {
 	}
 	return nil
 }
+
+// checkExport wants whole names of refs, with * and ? as in a shell: "refs/tags/*". What the agent keeps for itself can't be
+// exported to.
+func (c *Config) checkExport() error {
+	for i, pattern := range c.Workspace.Export {
+		if !strings.HasPrefix(pattern, "refs/") || strings.HasPrefix(pattern, "refs/sandboxes/") || strings.ContainsAny(pattern, " \t\n\x00~^:\\") || strings.Contains(pattern, "..") {
+			return bad(fmt.Sprintf("workspace.export[%d]", i), pattern, `a pattern of whole ref names, for example "refs/tags/*", and none of refs/sandboxes/`)
+		}
+	}
+	return nil
+}
+
+func (c *Config) checkCaches() error {
+	for _, name := range slices.Sorted(maps.Keys(c.Caches)) {
+		cache, key := c.Caches[name], "caches."+name
+		if !cacheName.MatchString(name) {
+			return bad(key, name, "a name of 1 to 64 of A-Z a-z 0-9 . _ -, not beginning with a dot or a dash")
+		}
+		if !absClean(cache.Source) || cache.Source == "/" {
+			return bad(key+".source", cache.Source, "the absolute path of a folder, without \"..\", doubled or closing slashes")
+		}
+		if Under(cache.Source, c.StateDir) || Under(c.StateDir, cache.Source) || Under(c.Socket.Path, cache.Source) {
+			return bad(key+".source", cache.Source, "no folder that holds, or lies in, the agent's own")
+		}
+		if err := CheckCachePath(cache.Path); err != nil {
+			return bad(key+".path", cache.Path, err.Error())
+		}
+	}
+	return nil
+}
+
+// CheckCachePath says what a cache's path below HOME must be, if it is not; its error is that sentence.
+func CheckCachePath(path string) error {
+	switch {
+	case path == "" || filepath.IsAbs(path) || filepath.Clean(path) != path || path == "." || path == ".." || strings.HasPrefix(path, "../"),
+		strings.ContainsFunc(path, unicode.IsControl), !utf8.ValidString(path), len(path) > maxCachePath:
+		return fmt.Errorf("a clean path relative to HOME, for example \".cache/pip\", of at most %d bytes", maxCachePath)
+	}
+	return nil
+}
+
+// CheckCacheName says whether a cache can be called so: it is the name of a folder.
+func CheckCacheName(name string) bool { return cacheName.MatchString(name) }
