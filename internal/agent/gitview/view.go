@@ -1,0 +1,103 @@
+package gitview
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"time"
+
+	"github.com/sandbox-agent/sandbox-agent/internal/agent/gitjail"
+	"github.com/sandbox-agent/sandbox-agent/internal/agent/hostfs"
+	"github.com/sandbox-agent/sandbox-agent/internal/agent/workspace"
+	"github.com/sandbox-agent/sandbox-agent/pkg/gitguard"
+)
+
+// ErrRefused: the workspace cannot be used as it is; the message names what is in the way, and the remedy.
+var ErrRefused = hostfs.ErrRefused
+
+// Options say what a view is of.
+type Options struct {
+	// Dir is <state>/workspaces/<Key(worktree)>; its parent must exist.
+	Dir string
+	// SessionID names the folder of refs/sandboxes/ that the session's work is kept under.
+	SessionID string
+	// Layout is mounts.Isolated or mounts.Shared.
+	Layout    string
+	Workspace workspace.Workspace
+	// Config is the base clone's, judged already.
+	Config gitguard.Config
+	// Export are the operator's patterns of refs that are exported besides the session's own branches.
+	Export []string
+}
+
+// View is a workspace's Git folder, opened for one session.
+type View struct {
+	o       Options
+	leftOut []gitguard.Finding
+}
+
+// Key is the name of a worktree's folder among the agent's workspaces: 32 hex digits.
+func Key(worktree string) string {
+	sum := sha256.Sum256([]byte(worktree))
+	return hex.EncodeToString(sum[:16])
+}
+
+// Statuses of a harvest, as the API has them.
+const (
+	Unchanged = "UNCHANGED"
+	Harvested = "HARVESTED"
+	Conflicts = "CONFLICT"
+	Failed    = "FAILED"
+	Shared    = "SHARED"
+)
+
+// Harvest says what of a session's Git work arrived in the base clone.
+type Harvest struct {
+	Status string `json:"status"`
+	// Refs of the base clone that were written.
+	Refs      []string   `json:"refs,omitempty"`
+	Conflicts []Conflict `json:"conflicts,omitempty"`
+	// Objects that were brought over.
+	Objects uint64 `json:"objects,omitempty"`
+	// StaleLocks are lock files that a command left behind and that were removed, absolute paths.
+	StaleLocks []string `json:"staleLocks,omitempty"`
+	// Detail is why it failed, or what was left where it was.
+	Detail string `json:"detail,omitempty"`
+}
+
+// Conflict is a ref, HEAD or the index that both the session and somebody else changed. The ids are empty where there is
+// none.
+type Conflict struct {
+	Ref       string `json:"ref"`
+	BaseID    string `json:"baseId,omitempty"`
+	SessionID string `json:"sessionId,omitempty"`
+	BeforeID  string `json:"beforeId,omitempty"`
+	Remedy    string `json:"remedy"`
+}
+
+// Open makes the workspace's private folder, or takes over the one that is there. No command of the session may run.
+func Open(ctx context.Context, o Options) (*View, error) { return nil, errors.ErrUnsupported }
+
+// Private is the folder that is mounted at the base clone's Git folder.
+func (v *View) Private() string { return v.o.Dir + "/git" }
+
+// LeftOut are the configuration keys that the sanitised config does not have.
+func (v *View) LeftOut() []gitguard.Finding { return v.leftOut }
+
+// Refresh brings in what changed in the base clone, before a command.
+func (v *View) Refresh(ctx context.Context) error { return errors.ErrUnsupported }
+
+// Harvest brings a command's work to the base clone, after the command's boundary.
+func (v *View) Harvest(ctx context.Context) Harvest { return Harvest{Status: Failed, Detail: "not built"} }
+
+// Git runs trusted Git in the session's jail.
+func (v *View) Git(ctx context.Context, c gitguard.GitCommand, timeout time.Duration, output int) (gitjail.Result, error) {
+	return gitjail.Result{}, errors.ErrUnsupported
+}
+
+// Unsaved are sentences that say what deleting the workspace would lose.
+func (v *View) Unsaved(ctx context.Context) ([]string, error) { return nil, errors.ErrUnsupported }
+
+// Remove deletes the private folder and what the base clone keeps under refs/sandboxes/ for it, and says what it removed.
+func (v *View) Remove(ctx context.Context) ([]string, error) { return nil, errors.ErrUnsupported }
