@@ -1,6 +1,9 @@
 package receiptd
 
 import (
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
 	"sync"
 	"time"
 
@@ -19,10 +22,11 @@ type preparer struct {
 	view  *nsexec.View
 	store *receipt.Store
 
-	mu    sync.Mutex
-	next  chan made // holds at most one
-	busy  bool      // one is being made, or waits
-	found []*receiptdv1.SealState
+	mu   sync.Mutex
+	next chan made // holds at most one
+	busy bool      // one is being made, or waits
+	// found are the seals as the first pid1 found them: those that the agent was told of, and that hold for the sandbox's life.
+	found []wire.SealState
 }
 
 type made struct {
@@ -37,15 +41,17 @@ func newPreparer(v *nsexec.View, store *receipt.Store) (*preparer, error) {
 		return nil, first.err
 	}
 	r.busy = true
+	r.found = first.p.Seals()
 	r.next <- first
-	for _, s := range first.p.Seals() {
-		r.found = append(r.found, sealProto(s))
-	}
 	return r, nil
 }
 
 func sealProto(s wire.SealState) *receiptdv1.SealState {
-	return &receiptdv1.SealState{Path: s.Path, MountId: s.MountID, Device: s.Device, Inode: s.Inode, ReadOnly: s.ReadOnly}
+	p := &receiptdv1.SealState{Path: s.Path, MountId: s.MountID, Device: s.Device, Inode: s.Inode, ReadOnly: s.ReadOnly}
+	if s.SHA256 != ([sha256.Size]byte{}) {
+		p.Sha256 = hex.EncodeToString(s.SHA256[:])
+	}
+	return p
 }
 
 func (r *preparer) make() made {
@@ -90,10 +96,34 @@ func (r *preparer) take() (*nsexec.Prepared, error) {
 		m.p.Discard()
 		return nil, err
 	}
+	if err := r.sameSeals(m.p.Seals()); err != nil {
+		m.p.Discard()
+		return nil, err
+	}
 	return m.p, nil
+}
+
+// sameSeals compares what a pid1 found when it was prepared with what the sandbox began with. A pid1 compares from then on,
+// so that without this a change between one command's end and the making of the next pid1 would be taken for the right state.
+func (r *preparer) sameSeals(now []wire.SealState) error {
+	if len(now) != len(r.found) {
+		return fmt.Errorf("a pid1 looked at %d seals instead of %d, so nothing was started", len(now), len(r.found))
+	}
+	for i, was := range r.found {
+		if !now[i].Same(was) {
+			return fmt.Errorf("a seal was broken while the sandbox was idle, so nothing was started: %s", was.Path)
+		}
+	}
+	return nil
 }
 
 func (r *preparer) waiting() bool { return len(r.next) > 0 }
 
 // seals are the seals as the first pid1 found them.
-func (r *preparer) seals() []*receiptdv1.SealState { return r.found }
+func (r *preparer) seals() []*receiptdv1.SealState {
+	out := make([]*receiptdv1.SealState, 0, len(r.found))
+	for _, s := range r.found {
+		out = append(out, sealProto(s))
+	}
+	return out
+}

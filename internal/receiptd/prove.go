@@ -199,7 +199,11 @@ func judge(p *probe, view *receiptdv1.View, seals []*receiptdv1.SealState) []*re
 	add("P9", "standard input is /dev/null", p.flags["stdin"], "")
 	add("P11", "the root file system is read-only", !p.flags["root"], "")
 	for _, s := range seals {
-		add("P11", "sealed: "+s.GetPath(), s.GetReadOnly(), fmt.Sprintf("mount %d device %#x inode %d", s.GetMountId(), s.GetDevice(), s.GetInode()))
+		detail := fmt.Sprintf("mount %d device %#x inode %d", s.GetMountId(), s.GetDevice(), s.GetInode())
+		if s.GetSha256() != "" {
+			detail += " sha256 " + s.GetSha256()
+		}
+		add("P11", "sealed: "+s.GetPath(), s.GetReadOnly(), detail)
 	}
 	return items
 }

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"crypto/rand"
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"io"
@@ -70,13 +71,14 @@ type sandbox struct {
 	client   receiptdv1.ReceiptdClient
 	epoch    uint64
 	key      []byte
+	seals    []string
 }
 
-func startSandbox(t *testing.T) *sandbox {
+func startSandbox(t *testing.T, seals ...string) *sandbox {
 	t.Helper()
 	testkit.Need(t, testkit.Root, testkit.UserNamespaces)
 	_, pid1 := testkit.Binaries(t)
-	s := &sandbox{t: t, dir: testkit.StateDir(t)}
+	s := &sandbox{t: t, dir: testkit.StateDir(t), seals: seals}
 	s.receipts = filepath.Join(s.dir, "receipts")
 	require.NoError(t, os.Mkdir(s.receipts, 0o700))
 	b, err := os.ReadFile(pid1)
@@ -111,7 +113,7 @@ func (s *sandbox) initRequest(epoch uint64) *receiptdv1.InitRequest {
 	return &receiptdv1.InitRequest{
 		Identity:    &receiptdv1.Identity{SessionId: "s1", SandboxId: "sb-1", Generation: 3},
 		AttachEpoch: epoch,
-		View: &receiptdv1.View{Dir: "/tmp", Pid1Uid: 65000, CommandUid: 1000, CommandGid: 1000,
+		View: &receiptdv1.View{Dir: "/tmp", Pid1Uid: 65000, CommandUid: 1000, CommandGid: 1000, Seals: s.seals,
 			Env: []*receiptdv1.EnvVar{{Name: "PATH", Value: "/usr/bin:/bin"}, {Name: "A", Value: "session"}}},
 		Limits: &receiptdv1.Limits{OutputBytes: 64 << 10, Nofile: 1024, GraceMs: 200, MaxTimeoutMs: 60_000},
 	}
@@ -261,6 +263,71 @@ func TestP2AKilledPid1IsKILLEDAndNotAnExit(t *testing.T) {
 	}, 10*time.Second, 20*time.Millisecond)
 	require.NotNil(t, read(stream).done)
 	require.Equal(t, receipt.Killed, s.receipt("e1").Status)
+}
+
+// sealed makes a file that is mounted read-only over itself, and gives a second name of it that is not.
+func sealed(t *testing.T, content string) (seal, open string) {
+	t.Helper()
+	testkit.Need(t, testkit.Root)
+	dir := testkit.StateDir(t)
+	seal, open = filepath.Join(dir, "config"), filepath.Join(dir, "open")
+	require.NoError(t, os.WriteFile(seal, []byte(content), 0o644))
+	require.NoError(t, os.Link(seal, open))
+	require.NoError(t, unix.Mount(seal, seal, "", unix.MS_BIND, ""))
+	t.Cleanup(func() { _ = unix.Unmount(seal, unix.MNT_DETACH) })
+	require.NoError(t, unix.Mount("", seal, "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY, ""))
+	return seal, open
+}
+
+func TestP11AReceiptNamesTheSealWhoseContentChangedWhileTheCommandRan(t *testing.T) {
+	seal, open := sealed(t, "good")
+	s := startSandbox(t, seal)
+	require.NotNil(t, s.exec(s.request("e1", "cat "+seal)).done)
+	require.True(t, s.receipt("e1").SealsIntact, "the control case")
+	stream, err := s.client.Exec(context.Background(), s.request("e2", "echo begun; sleep 1"))
+	require.NoError(t, err)
+	_, err = stream.Recv()
+	require.NoError(t, err)
+	require.NoError(t, os.WriteFile(open, []byte("evil"), 0o644))
+	require.NotNil(t, read(stream).done)
+	p := s.receipt("e2")
+	require.False(t, p.SealsIntact)
+	require.Equal(t, []string{seal}, p.SealsBroken)
+}
+
+func TestP11ASealWhoseContentChangedBeforeTheNextPid1WasMadeStopsEveryCommand(t *testing.T) {
+	seal, open := sealed(t, "good")
+	s := startSandbox(t, seal)
+	end := func() {
+		s.settle()
+		require.NoError(t, exec.Command("pkill", "-KILL", "-f", "^pid1$", "--ns", fmt.Sprint(s.cmd.Process.Pid), "--nslist", "net").Run())
+	}
+	end()
+	require.NotNil(t, s.exec(s.request("e1", "true")).done, "the control case: another pid1 is made")
+	end()
+	require.NoError(t, os.WriteFile(open, []byte("evil"), 0o644))
+	for _, id := range []string{"e2", "e3"} {
+		o := s.exec(s.request(id, "touch "+s.dir+"/ran"))
+		require.NotNil(t, o.notStarted)
+		require.Contains(t, o.notStarted.GetReason(), seal)
+	}
+	require.NoFileExists(t, s.dir+"/ran")
+	require.NoError(t, os.WriteFile(open, []byte("good"), 0o644))
+	require.NotNil(t, s.exec(s.request("e4", "true")).done, "and what it was lets it go on")
+}
+
+func TestTheSealsOfASandboxAreSaidWithTheDigestOfTheirContent(t *testing.T) {
+	seal, _ := sealed(t, "good")
+	folder := filepath.Dir(seal)
+	s := startSandbox(t, seal, folder)
+	_, err := s.dial().Init(context.Background(), s.initRequest(2))
+	require.NoError(t, err)
+	res, err := s.dial().Init(context.Background(), s.initRequest(3))
+	require.NoError(t, err)
+	require.Len(t, res.GetSeals(), 2)
+	require.Equal(t, fmt.Sprintf("%x", sha256.Sum256([]byte("good"))), res.GetSeals()[0].GetSha256())
+	require.NotZero(t, res.GetSeals()[0].GetMountId())
+	require.Empty(t, res.GetSeals()[1].GetSha256(), "a folder has no content to digest")
 }
 
 func TestP4OneCommandAtATime(t *testing.T) {

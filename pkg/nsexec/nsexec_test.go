@@ -2,6 +2,7 @@ package nsexec
 
 import (
 	"bytes"
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"os"
@@ -402,6 +403,77 @@ func TestP11ASealBrokenWhileNothingRunsStopsTheNextCommand(t *testing.T) {
 	res := running.Wait()
 	require.Contains(t, res.NotStarted, sealed)
 	require.Zero(t, res.Stdout.Total())
+}
+
+// rewrite changes a sealed file in place, by the name of it that is not sealed, as somebody on the node can: mount, device
+// and inode stay what they were.
+func rewrite(t *testing.T, dir, content string) {
+	t.Helper()
+	out, err := exec.Command("unshare", "-m", "--propagation", "private", "sh", "-c",
+		"umount "+dir+"/config && printf '%s' \"$1\" > "+dir+"/config", "sh", content).CombinedOutput()
+	require.NoError(t, err, string(out))
+}
+
+func TestP11AChangeOfASealedFilesContentIsSeenBeforeAndAfterACommand(t *testing.T) {
+	dir, sealed := sealedFile(t)
+	v := testView(t, func(c *Config) { c.Seals = []string{sealed} })
+
+	r := start(t, v, request("sleep 0.5"))
+	rewrite(t, dir, "y")
+	res := r.Wait()
+	require.Equal(t, []string{sealed}, res.Report.SealsBroken, "written while the command ran")
+
+	p, err := v.Prepare()
+	require.NoError(t, err)
+	before := p.Seals()[0]
+	require.Equal(t, sha256.Sum256([]byte("y")), before.SHA256)
+	rewrite(t, dir, "z")
+	running, err := p.Start(request("echo ran"))
+	require.NoError(t, err)
+	res = running.Wait()
+	require.Contains(t, res.NotStarted, sealed, "written while nothing ran")
+	require.Zero(t, res.Stdout.Total())
+
+	p, err = v.Prepare()
+	require.NoError(t, err)
+	defer p.Discard()
+	after := p.Seals()[0]
+	require.False(t, before.Same(after), "written before the next pid1 was made")
+	after.SHA256 = before.SHA256
+	require.True(t, before.Same(after), "the control case: without the content nothing of it shows")
+}
+
+func TestP11ASealThatCantBeReadInFullIsAnErrorThatNamesIt(t *testing.T) {
+	testkit.Need(t, testkit.Root)
+	dir := testkit.StateDir(t)
+	for name, x := range map[string]struct {
+		make func(path string) error
+		says string
+	}{
+		"a large file": {func(p string) error { return os.WriteFile(p, bytes.Repeat([]byte("x"), 1<<20+1), 0o644) }, "larger than 1 MiB"},
+		"a FIFO":       {func(p string) error { return unix.Mkfifo(p, 0o644) }, "neither a file nor a folder"},
+		"a link":       {func(p string) error { return os.Symlink("/etc/passwd", p) }, "neither a file nor a folder"},
+		"nothing":      {func(string) error { return nil }, "no such file or directory"},
+	} {
+		sealed := filepath.Join(dir, "seal")
+		require.NoError(t, x.make(sealed), name)
+		v := testView(t, func(c *Config) { c.Seals = []string{sealed} })
+		_, err := v.Prepare()
+		require.ErrorContains(t, err, x.says, name)
+		require.ErrorContains(t, err, sealed, name)
+		require.NoError(t, os.RemoveAll(sealed))
+	}
+}
+
+func TestAFileOfExactlyTheLargestSizeIsDigested(t *testing.T) {
+	testkit.Need(t, testkit.Root)
+	sealed := filepath.Join(testkit.StateDir(t), "seal")
+	content := bytes.Repeat([]byte("x"), 1<<20)
+	require.NoError(t, os.WriteFile(sealed, content, 0o644))
+	p, err := testView(t, func(c *Config) { c.Seals = []string{sealed} }).Prepare()
+	require.NoError(t, err)
+	defer p.Discard()
+	require.Equal(t, sha256.Sum256(content), p.Seals()[0].SHA256)
 }
 
 // rename puts another file over dir/config from a mount namespace in which that is no mount point: the kernel then

@@ -87,6 +87,14 @@ type SealState struct {
 	Path                   string
 	MountID, Device, Inode uint64
 	ReadOnly               bool
+	// SHA256 is that of a file's content; all zero for a folder, of which only itself is compared.
+	SHA256 [32]byte
+}
+
+// Same says whether two looks found the same, from different mount namespaces: mount ids have no meaning there.
+func (s SealState) Same(t SealState) bool {
+	s.MountID = t.MountID
+	return s == t
 }
 
 // Report is pid1's last word. An end of pid1 without one is never the command's exit.
@@ -174,6 +182,15 @@ func (d *decoder) strs() []string {
 	return s
 }
 
+func (d *decoder) digest() (sum [32]byte) {
+	if s := d.str(); len(s) == len(sum) {
+		copy(sum[:], s)
+	} else {
+		d.err = errShort
+	}
+	return sum
+}
+
 func (d *decoder) flag() bool { return d.num() == 1 }
 
 func (d *decoder) end() error {
@@ -191,17 +208,18 @@ func encodeSeals(e *encoder, seals []SealState) {
 		e.num(s.Device)
 		e.num(s.Inode)
 		e.flag(s.ReadOnly)
+		e.str(string(s.SHA256[:]))
 	}
 }
 
 func decodeSeals(d *decoder) []SealState {
-	n := d.count(40)
+	n := d.count(6*8 + 32)
 	if n == 0 {
 		return nil
 	}
 	seals := make([]SealState, 0, n)
 	for range n {
-		seals = append(seals, SealState{d.str(), d.num(), d.num(), d.num(), d.flag()})
+		seals = append(seals, SealState{d.str(), d.num(), d.num(), d.num(), d.flag(), d.digest()})
 	}
 	return seals
 }

@@ -9,7 +9,7 @@ import (
 )
 
 func TestEveryFrameComesBackAsItWasSent(t *testing.T) {
-	seals := []SealState{{"/a", 1, 2, 3, true}, {"/b", 4, 5, 6, false}}
+	seals := []SealState{{"/a", 1, 2, 3, true, [32]byte{1, 31: 2}}, {Path: "/b", MountID: 4, Device: 5, Inode: 6}}
 	setup := Setup{1000, 1001, true, 3, 4, 5, 6, []string{"/a", "/b"}}
 	command := Command{"/bin/bash", []string{"bash", "-c", "echo"}, "/w", []string{"A=b"}}
 	report := Report{true, 1, 2, true, true, []string{"/a"}, 7, 8}
@@ -39,10 +39,30 @@ func TestEveryFrameComesBackAsItWasSent(t *testing.T) {
 	require.Equal(t, report.Encode(), body)
 }
 
+func TestASealIsTheSameInAnotherMountNamespaceAndNotWithAnythingElseChanged(t *testing.T) {
+	seal := SealState{"/a", 1, 2, 3, true, [32]byte{1}}
+	elsewhere := seal
+	elsewhere.MountID = 9
+	require.True(t, seal.Same(elsewhere))
+	for name, change := range map[string]func(*SealState){
+		"path": func(s *SealState) { s.Path = "/b" }, "device": func(s *SealState) { s.Device++ }, "inode": func(s *SealState) { s.Inode++ },
+		"writable": func(s *SealState) { s.ReadOnly = false }, "content": func(s *SealState) { s.SHA256[31]++ },
+	} {
+		changed := seal
+		change(&changed)
+		require.False(t, seal.Same(changed), name)
+	}
+}
+
 func TestAFrameThatIsCutOrTooLongIsAnError(t *testing.T) {
 	whole := Report{true, 1, 2, true, true, []string{"/a"}, 7, 8}.Encode()
 	for n := range whole {
 		_, err := DecodeReport(whole[:n])
+		require.Error(t, err, "cut after %d bytes", n)
+	}
+	ready := Ready{1, 2, []SealState{{"/a", 1, 2, 3, true, [32]byte{1}}}}.Encode()
+	for n := range ready {
+		_, err := DecodeReady(ready[:n])
 		require.Error(t, err, "cut after %d bytes", n)
 	}
 	_, err := DecodeReport(append(whole, 0))
