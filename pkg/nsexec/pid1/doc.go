@@ -7,7 +7,8 @@
 // Two processes of it exist in a namespace:
 //
 //   - pid1 mounts the command's own /proc, starts the launcher, reaps orphans, keeps the time,
-XX It keeps CAP_KILL and CAP_DAC_READ_SEARCH. When it exits, the kernel ends what is left.
+//     re-checks the seals, the content of sealed files included, and reports. It keeps CAP_KILL and
+//     CAP_DAC_READ_SEARCH. When it exits, the kernel ends what is left.
 //   - the launcher joins the command's cgroup, gives up every privilege and waits; handed the
 //     command, it executes bash in its own place. Being a process of its own, made beforehand, it costs the command
 //     neither a fork nor a cgroup migration (10 ms and more on cgroup v1), and it is killable by the memory limit
