@@ -49,9 +49,21 @@ func checkSource(p Plan, m Mount, st unix.Stat_t) error {
 		return fmt.Errorf("%w: %q is neither a folder nor a regular file", ErrWorkspace, m.Source)
 	case !m.ReadOnly && kind != unix.S_IFDIR:
 		return fmt.Errorf("%w: %q is not a folder", ErrWorkspace, m.Source)
+	case m.Sticky:
+		return checkSkeleton(p, m, st)
 	case !m.ReadOnly && (st.Uid != p.OwnerUID || st.Gid != p.OwnerGID):
 		return fmt.Errorf("%w: %q belongs to uid %d, gid %d, and not to the worktree's owner %d, %d: make them the same (chown -R)",
 			ErrWorkspace, m.Source, st.Uid, st.Gid, p.OwnerUID, p.OwnerGID)
+	}
+	return nil
+}
+
+// checkSkeleton: with another owner, group or mode the command could replace what the folder was made with.
+func checkSkeleton(p Plan, m Mount, st unix.Stat_t) error {
+	const mode = unix.S_ISVTX | 0o775
+	if uid := SkeletonUID(p.OwnerUID); st.Uid != uid || st.Gid != p.OwnerGID || st.Mode&0o7777 != mode {
+		return fmt.Errorf("%w: %q belongs to uid %d, gid %d with mode %o, and not to %d, %d with mode %o: something else than the agent changed it; delete the workspace and make it again",
+			ErrWorkspace, m.Source, st.Uid, st.Gid, st.Mode&0o7777, uid, p.OwnerGID, mode)
 	}
 	return nil
 }
@@ -167,7 +179,7 @@ func (d *Detached) attachOne(root *os.File, i int) error {
 	if err := unix.Fstat(int(target.Fd()), &st); err != nil {
 		return fmt.Errorf("looking at the mount target %q: %w", m.Target, err)
 	}
-	if h := d.plan.host(i); h >= 0 && !d.plan.Mounts[h].Empty && m.Source == m.Target && (st.Dev != d.stats[i].Dev || st.Ino != d.stats[i].Ino) {
+	if h := d.plan.host(i); h >= 0 && !d.plan.Mounts[h].Empty && m.Source == d.plan.sourceIn(h, m.Target) && (st.Dev != d.stats[i].Dev || st.Ino != d.stats[i].Ino) {
 		return fmt.Errorf("mounting over %q: %w: something replaces it while the sandbox starts; end what writes there and try again",
 			m.Target, ErrChanged)
 	}

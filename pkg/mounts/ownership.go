@@ -23,3 +23,14 @@ func DecideOwnership(p Plan, idmapWorks bool) (Ownership, error) {
 	}
 	return Ownership{CommandHostUID: p.OwnerUID, CommandHostGID: p.OwnerGID}, nil
 }
+
+// Mapping is the id mapping of a plan's idmapped mounts: the on-disk owner appears as the command's host ids.
+func (p Plan) Mapping(hostUID, hostGID uint32) Mapping {
+	m := Mapping{DiskUID: p.OwnerUID, HostUID: hostUID, DiskGID: p.OwnerGID, HostGID: hostGID}
+	for _, x := range p.Mounts {
+		if x.Sticky {
+			m.KeepUID = SkeletonUID(p.OwnerUID)
+		}
+	}
+	return m
+}

@@ -174,6 +174,17 @@ func Attach(tree, target *os.File) error {
 type Mapping struct {
 	DiskUID, HostUID uint32
 	DiskGID, HostGID uint32
+	// KeepUID, when not 0, appears as itself. The kernel refuses every write to a file, or into a folder, whose owner
+	// has no mapping in its mount (inode_permission, HAS_UNMAPPED_ID).
+	KeepUID uint32
+}
+
+func (m Mapping) uids() []syscall.SysProcIDMap {
+	out := []syscall.SysProcIDMap{{ContainerID: int(m.DiskUID), HostID: int(m.HostUID), Size: 1}}
+	if m.KeepUID != 0 {
+		out = append(out, syscall.SysProcIDMap{ContainerID: int(m.KeepUID), HostID: int(m.KeepUID), Size: 1})
+	}
+	return out
 }
 
 // UserNamespace makes a user namespace with that mapping, for Attr.Idmap. The caller closes it.
@@ -188,7 +199,7 @@ func UserNamespace(m Mapping) (*os.File, error) {
 		Env: []string{},
 		Sys: &syscall.SysProcAttr{
 			Cloneflags:  unix.CLONE_NEWUSER,
-			UidMappings: []syscall.SysProcIDMap{{ContainerID: int(m.DiskUID), HostID: int(m.HostUID), Size: 1}},
+			UidMappings: m.uids(),
 			GidMappings: []syscall.SysProcIDMap{{ContainerID: int(m.DiskGID), HostID: int(m.HostGID), Size: 1}},
 			Ptrace:      true,
 		},
