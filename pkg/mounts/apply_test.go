@@ -1,22 +1,24 @@
 package mounts_test
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
+	"github.com/sandbox-agent/sandbox-agent/internal/agent/gitview/skeleton"
+	"github.com/sandbox-agent/sandbox-agent/internal/agent/hostfs"
 	"github.com/sandbox-agent/sandbox-agent/internal/testkit"
 	"github.com/sandbox-agent/sandbox-agent/pkg/mounts"
 )
 
-const (
-	disk = 1234
-	host = 0x70000000 + 1000
-)
+const disk = 1234 // the uid and gid that own a test's worktree
 
 // inMountNamespace runs f on a thread with a private mount namespace, which ends with it.
 func inMountNamespace(t *testing.T, f func() error) {
@@ -38,106 +40,125 @@ func inMountNamespace(t *testing.T, f func() error) {
 	require.NoError(t, <-done)
 }
 
+// applied is a plan of a real linked worktree, attached.
 type applied struct {
-	plan mounts.Plan
-	root string // the container's root folder, mounted only in the thread's namespace
-	wt   string
-	git  string
+	*testkit.Inside
+	plan            mounts.Plan
+	repo, wt        string
+	git, meta, priv string // the common Git folder, the worktree's, and what the agent keeps for the workspace
 }
 
-// withPlan applies the plan of a real linked worktree below an empty root and calls f in that mount namespace.
-func withPlan(t *testing.T, f func(a applied) error) {
+// withPlan applies the plan of each layout and calls f in its mount namespace.
+func withPlan(t *testing.T, f func(t *testing.T, a applied)) {
 	t.Helper()
 	testkit.Need(t, testkit.Root, testkit.Git, testkit.UserNamespaces, testkit.MountAPI)
-	testkit.Leaks(t)
-	repo := testkit.Repo(t, disk)
-	a := applied{wt: testkit.Worktree(t, disk, repo, "topic"), git: filepath.Join(repo, ".git"), root: testkit.StateDir(t)}
+	for _, layout := range []string{mounts.Isolated, mounts.Shared} {
+		t.Run(layout, func(t *testing.T) {
+			testkit.Leaks(t)
+			a := planned(t, layout)
+			testkit.Attach(t, a.plan, func(in *testkit.Inside) {
+				a.Inside = in
+				require.Len(t, in.States, len(a.plan.Mounts))
+				f(t, a)
+			})
+		})
+	}
+}
+
+// planned makes a repository with a linked worktree and what the agent keeps for it, and plans its mounts.
+func planned(t *testing.T, layout string) applied {
+	t.Helper()
+	a := applied{repo: testkit.Repo(t, disk)}
+	a.wt, a.git = testkit.Worktree(t, disk, a.repo, "topic"), filepath.Join(a.repo, ".git")
+	a.meta = filepath.Join(a.git, "worktrees", "wt-topic")
+	a.priv = filepath.Join(testkit.StateDir(t), "git")
+	testkit.GitAs(t, disk, a.repo, "config", "core.logAllRefUpdates", "true")
+	if layout == mounts.Shared {
+		require.NoError(t, os.MkdirAll(filepath.Join(a.git, "objects", "info"), 0o755))
+		require.NoError(t, skeleton.Make(a.priv, a.git, hostfs.Owner{UID: disk, GID: disk}))
+	} else {
+		privateGit(t, a)
+	}
 	var err error
 	a.plan, err = mounts.New(mounts.Workspace{
-		Worktree: a.wt, CommonDir: a.git, MetaDir: filepath.Join(a.git, "worktrees", "wt-topic"), OwnerUID: disk, OwnerGID: disk,
+		Worktree: a.wt, CommonDir: a.git, MetaDir: a.meta, OwnerUID: disk, OwnerGID: disk, Layout: layout, Private: a.priv,
 	}, mounts.Exists)
 	require.NoError(t, err)
+	return a
+}
 
-	opened, err := mounts.Open(a.plan)
-	require.NoError(t, err)
-	defer opened.Close()
-	ns, err := mounts.UserNamespace(mounts.Mapping{DiskUID: disk, HostUID: host, DiskGID: disk, HostGID: host})
-	require.NoError(t, err)
-	defer ns.Close()
-	detached, err := opened.Clone(ns)
-	require.NoError(t, err)
-	defer detached.Close()
-	for _, target := range a.plan.Roots() {
-		require.NoError(t, os.MkdirAll(filepath.Join(a.root, target), 0o755))
+// privateGit makes the least of a private Git folder with which git works.
+func privateGit(t *testing.T, a applied) {
+	t.Helper()
+	write := func(name, text string) {
+		path := filepath.Join(a.priv, name)
+		require.NoError(t, os.MkdirAll(filepath.Dir(path), 0o755))
+		require.NoError(t, os.WriteFile(path, []byte(text), 0o644))
 	}
-	inMountNamespace(t, func() error {
-		root, err := mounts.OpenSource(a.root)
-		if err != nil {
-			return err
-		}
-		defer root.Close()
-		states, err := detached.Attach(root)
-		if err != nil {
-			return err
-		}
-		require.Len(t, states, len(a.plan.Mounts))
-		return f(a)
-	})
+	meta := filepath.Join("worktrees", filepath.Base(a.meta))
+	require.NoError(t, os.CopyFS(filepath.Join(a.priv, meta), os.DirFS(a.meta)))
+	for _, dir := range []string{"base-objects", "hooks", "info", "refs/heads", "refs/tags", "objects/info"} {
+		require.NoError(t, os.MkdirAll(filepath.Join(a.priv, dir), 0o755))
+	}
+	write(filepath.Join(meta, "config.worktree"), "")
+	write("HEAD", "ref: refs/heads/main\n")
+	write("config", "[core]\n\trepositoryformatversion = 0\n\tbare = false\n")
+	write("objects/info/alternates", "../base-objects\n")
+	write("packed-refs", testkit.GitAs(t, disk, a.repo, "for-each-ref", "--format=%(objectname) %(refname)"))
+	require.NoError(t, filepath.WalkDir(a.priv, func(path string, _ os.DirEntry, err error) error {
+		return errors.Join(err, os.Lchown(path, disk, disk))
+	}))
 }
 
 func TestTheWorktreeAppearsAsTheCommandsAndStaysItsOwnersOnDisk(t *testing.T) {
-	withPlan(t, func(a applied) error {
-		var st unix.Stat_t
-		require.NoError(t, unix.Stat(filepath.Join(a.root, a.wt, "README"), &st))
-		require.Equal(t, uint32(host), st.Uid)
-		require.NoError(t, unix.Stat(filepath.Join(a.wt, "README"), &st))
-		require.Equal(t, uint32(disk), st.Uid)
-		return nil
+	withPlan(t, func(t *testing.T, a applied) {
+		require.Equal(t, "1000", a.Must(a.wt, "stat -c %u README && touch made"))
+		a.Outside(func() {
+			var st unix.Stat_t
+			require.NoError(t, unix.Stat(filepath.Join(a.wt, "made"), &st))
+			require.Equal(t, uint32(disk), st.Uid)
+		})
 	})
 }
 
 func TestP11SealsAreReadOnlyAndTheRestIsWritable(t *testing.T) {
-	withPlan(t, func(a applied) error {
+	withPlan(t, func(t *testing.T, a applied) {
 		for _, seal := range a.plan.Seals() {
 			var v unix.Statfs_t
-			require.NoError(t, unix.Statfs(filepath.Join(a.root, seal), &v))
+			require.NoError(t, unix.Statfs(seal, &v))
 			require.NotZero(t, v.Flags&unix.ST_RDONLY, seal)
-			require.ErrorIs(t, unix.Chmod(filepath.Join(a.root, seal), 0o600), unix.EROFS)
+			require.ErrorIs(t, unix.Chmod(seal, 0o600), unix.EROFS)
 		}
-		for _, open := range []string{a.wt, filepath.Join(a.git, "refs"), filepath.Join(a.git, "objects")} {
-			require.NoError(t, unix.Access(filepath.Join(a.root, open), unix.W_OK))
+		for _, open := range []string{a.wt, a.git, a.meta, filepath.Join(a.git, "refs"), filepath.Join(a.git, "objects")} {
+			a.Must(open, "touch made")
 		}
-		return nil
-	})
-}
-
-func TestP11ASealOrAFolderAboveItCantBeRenamed(t *testing.T) {
-	withPlan(t, func(a applied) error {
-		for _, p := range append(a.plan.Seals(), filepath.Join(a.git, "worktrees"), filepath.Join(a.git, "worktrees", "wt-topic")) {
-			p = filepath.Join(a.root, p)
-			// As the command: another uid has no mapping in these mounts and fails earlier.
-			require.NoError(t, unix.Setfsgid(host))
-			require.NoError(t, unix.Setfsuid(host))
-			err := unix.Rename(p, p+".moved")
-			require.True(t, err == unix.EBUSY || err == unix.EROFS, "%s: %v", p, err) // EROFS: it lies in an empty folder of the plan
-		}
-		return nil
 	})
 }
 
 func TestEveryMountIsNosuidNodevAndPrivate(t *testing.T) {
-	withPlan(t, func(a applied) error {
-		root, err := mounts.OpenSource(a.root)
-		require.NoError(t, err)
-		defer root.Close()
-		for _, m := range a.plan.Mounts {
-			s, err := mounts.ReadBack(root, m.Target)
-			require.NoError(t, err)
+	withPlan(t, func(t *testing.T, a applied) {
+		for i, m := range a.plan.Mounts {
+			s := a.States[i]
 			require.True(t, s.MountPoint && s.NoSuid && s.NoDev, "%+v", s)
 			require.Equal(t, m.ReadOnly, s.ReadOnly, m.Target)
 		}
-		return nil
+		require.NotContains(t, propagation(t, a), "shared:")
 	})
+}
+
+// propagation gives the mounts of a plan as /proc has them.
+func propagation(t *testing.T, a applied) string {
+	t.Helper()
+	b, err := os.ReadFile("/proc/thread-self/mountinfo")
+	require.NoError(t, err)
+	var out []string
+	for _, line := range strings.Split(string(b), "\n") {
+		if f := strings.Fields(line); len(f) > 4 && slices.ContainsFunc(a.plan.Mounts, func(m mounts.Mount) bool { return m.Target == f[4] }) {
+			out = append(out, line)
+		}
+	}
+	require.Len(t, out, len(a.plan.Mounts))
+	return strings.Join(out, "\n")
 }
 
 func TestASourceWithASymlinkInItsPathIsRefused(t *testing.T) {
