@@ -2,6 +2,7 @@ package gitjail
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -75,6 +76,8 @@ type Call struct {
 	Stdout io.Writer
 	// Env is added to the jail's.
 	Env []string
+	// Timeout is for a call that needs another one than the jail's; 0 is that.
+	Timeout time.Duration
 }
 
 // Result is what a run of Git gave.
@@ -104,13 +107,7 @@ func (b *boundedBuffer) Write(p []byte) (int, error) {
 // Do runs Git and gives what it answered, whatever its exit code. It fails with ErrGit when the jail could not be made,
 // the time was up, or ctx ended; Git and everything that it started have ended then.
 func (j Jail) Do(ctx context.Context, c Call) (Result, error) {
-	timeout, keep := j.Timeout, j.Output
-	if timeout == 0 {
-		timeout = DefaultTimeout
-	}
-	if keep == 0 {
-		keep = DefaultOutput
-	}
+	timeout, keep := j.timeout(c), j.keep()
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, "/proc/self/exe", c.Args...)
@@ -142,6 +139,12 @@ func (j Jail) Do(ctx context.Context, c Call) (Result, error) {
 	}
 }
 
+func (j Jail) timeout(c Call) time.Duration {
+	return cmp.Or(c.Timeout, j.Timeout, DefaultTimeout)
+}
+
+func (j Jail) keep() int { return cmp.Or(j.Output, DefaultOutput) }
+
 func (c Call) name() string {
 	if len(c.Args) == 0 {
 		return ""
@@ -157,6 +160,11 @@ func (j Jail) Run(ctx context.Context, args ...string) (string, error) {
 // RunCall is Run with everything that a call can have.
 func (j Jail) RunCall(ctx context.Context, c Call) (string, error) {
 	r, err := j.Do(ctx, c)
+	return judge(j, c, r, err)
+}
+
+// judge makes an error of a run that did not answer with exit code 0, or not whole.
+func judge(j Jail, c Call, r Result, err error) (string, error) {
 	switch {
 	case err != nil:
 		return "", err

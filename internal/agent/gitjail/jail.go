@@ -42,6 +42,8 @@ type jailSpec struct {
 	Owner  hostfs.Owner `json:"owner"`
 	Dir    string       `json:"dir"`
 	Mounts []Mount      `json:"mounts"`
+	// Session: it serves calls from its socket instead of being one run of Git.
+	Session bool `json:"session"`
 }
 
 // init and not a call in main: every program that links this package, test binaries included, can be a jail.
@@ -91,6 +93,9 @@ func becomeGit() error {
 	path, err := exec.LookPath("git")
 	if err != nil {
 		return fmt.Errorf("no git in %s: install it (apt install git): %w", gitguard.Path, err)
+	}
+	if spec.Session {
+		return serve(path)
 	}
 	env := slices.DeleteFunc(os.Environ(), func(v string) bool { return strings.HasPrefix(v, jailVar+"=") })
 	return fmt.Errorf("executing %s: %w", path, syscall.Exec(path, append([]string{"git"}, os.Args[1:]...), env))
