@@ -47,7 +47,7 @@ func checkSource(p Plan, m Mount, st unix.Stat_t) error {
 	switch {
 	case kind != unix.S_IFDIR && kind != unix.S_IFREG:
 		return fmt.Errorf("%w: %q is neither a folder nor a regular file", ErrWorkspace, m.Source)
-	case !m.ReadOnly && kind != unix.S_IFDIR:
+	case (!m.ReadOnly || m.Cache) && kind != unix.S_IFDIR:
 		return fmt.Errorf("%w: %q is not a folder", ErrWorkspace, m.Source)
 	case m.Sticky:
 		return checkSkeleton(p, m, st)

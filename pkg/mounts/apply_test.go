@@ -1,7 +1,6 @@
 package mounts_test
 
 import (
-	"errors"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -12,8 +11,6 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
-	"github.com/sandbox-agent/sandbox-agent/internal/agent/gitview/skeleton"
-	"github.com/sandbox-agent/sandbox-agent/internal/agent/hostfs"
 	"github.com/sandbox-agent/sandbox-agent/internal/testkit"
 	"github.com/sandbox-agent/sandbox-agent/pkg/mounts"
 )
@@ -71,43 +68,12 @@ func planned(t *testing.T, layout string) applied {
 	a := applied{repo: testkit.Repo(t, disk)}
 	a.wt, a.git = testkit.Worktree(t, disk, a.repo, "topic"), filepath.Join(a.repo, ".git")
 	a.meta = filepath.Join(a.git, "worktrees", "wt-topic")
-	a.priv = filepath.Join(testkit.StateDir(t), "git")
-	testkit.GitAs(t, disk, a.repo, "config", "core.logAllRefUpdates", "true")
-	if layout == mounts.Shared {
-		require.NoError(t, os.MkdirAll(filepath.Join(a.git, "objects", "info"), 0o755))
-		require.NoError(t, skeleton.Make(a.priv, a.git, hostfs.Owner{UID: disk, GID: disk}))
-	} else {
-		privateGit(t, a)
-	}
+	w := testkit.Workspace(t, disk, a.repo, a.wt, layout)
+	a.priv = w.Private
 	var err error
-	a.plan, err = mounts.New(mounts.Workspace{
-		Worktree: a.wt, CommonDir: a.git, MetaDir: a.meta, OwnerUID: disk, OwnerGID: disk, Layout: layout, Private: a.priv,
-	}, mounts.Exists)
+	a.plan, err = mounts.New(w, mounts.Exists)
 	require.NoError(t, err)
 	return a
-}
-
-// privateGit makes the least of a private Git folder with which git works.
-func privateGit(t *testing.T, a applied) {
-	t.Helper()
-	write := func(name, text string) {
-		path := filepath.Join(a.priv, name)
-		require.NoError(t, os.MkdirAll(filepath.Dir(path), 0o755))
-		require.NoError(t, os.WriteFile(path, []byte(text), 0o644))
-	}
-	meta := filepath.Join("worktrees", filepath.Base(a.meta))
-	require.NoError(t, os.CopyFS(filepath.Join(a.priv, meta), os.DirFS(a.meta)))
-	for _, dir := range []string{"base-objects", "hooks", "info", "refs/heads", "refs/tags", "objects/info"} {
-		require.NoError(t, os.MkdirAll(filepath.Join(a.priv, dir), 0o755))
-	}
-	write(filepath.Join(meta, "config.worktree"), "")
-	write("HEAD", "ref: refs/heads/main\n")
-	write("config", "[core]\n\trepositoryformatversion = 0\n\tbare = false\n")
-	write("objects/info/alternates", "../base-objects\n")
-	write("packed-refs", testkit.GitAs(t, disk, a.repo, "for-each-ref", "--format=%(objectname) %(refname)"))
-	require.NoError(t, filepath.WalkDir(a.priv, func(path string, _ os.DirEntry, err error) error {
-		return errors.Join(err, os.Lchown(path, disk, disk))
-	}))
 }
 
 func TestTheWorktreeAppearsAsTheCommandsAndStaysItsOwnersOnDisk(t *testing.T) {

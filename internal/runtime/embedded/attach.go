@@ -26,8 +26,9 @@ type bindMounts struct {
 	workspace *mounts.Detached
 	// ownership tells how files of the worktree get their owner inside.
 	ownership mounts.Ownership
-	inTmpfs   []string // mount points that have to be made in /tmp
-	hostRoot  uint32   // host id of the container's root
+	inTmp     []string // mount points that have to be made in /tmp
+	inHome    []string // and in HOME
+	ids       runtime.IDs
 }
 
 func (b *bindMounts) Close() {
@@ -42,7 +43,7 @@ func (b *bindMounts) Close() {
 
 // prepareMounts clones every bind mount. Whatever can fail for a reason of the host fails here.
 func prepareMounts(spec runtime.Spec, s skeleton, source string) (_ *bindMounts, err error) {
-	b := &bindMounts{hostRoot: spec.IDs.HostBase}
+	b := &bindMounts{ids: spec.IDs}
 	defer func() {
 		if err != nil {
 			b.Close()
@@ -61,8 +62,11 @@ func prepareMounts(spec runtime.Spec, s skeleton, source string) (_ *bindMounts,
 		return nil, err
 	}
 	for _, p := range spec.Workspace.Roots() {
-		if underTmp(p) {
-			b.inTmpfs = append(b.inTmpfs, p)
+		switch {
+		case underTmp(p):
+			b.inTmp = append(b.inTmp, p)
+		case underHome(p):
+			b.inHome = append(b.inHome, p)
 		}
 	}
 	return b, nil
@@ -186,10 +190,7 @@ func (b *bindMounts) cloneWorkspace(spec runtime.Spec) error {
 }
 
 func (b *bindMounts) cloneIdmapped(opened *mounts.Opened, spec runtime.Spec) error {
-	ns, err := mounts.UserNamespace(mounts.Mapping{
-		DiskUID: spec.Workspace.OwnerUID, HostUID: spec.IDs.HostBase + spec.IDs.CommandUID,
-		DiskGID: spec.Workspace.OwnerGID, HostGID: spec.IDs.HostBase + spec.IDs.CommandGID,
-	})
+	ns, err := mounts.UserNamespace(spec.Workspace.Mapping(spec.IDs.HostBase+spec.IDs.CommandUID, spec.IDs.HostBase+spec.IDs.CommandGID))
 	if err != nil {
 		return err
 	}
@@ -224,7 +225,7 @@ func (b *bindMounts) attachHere(initPid int, rootfs string) error {
 			return err
 		}
 	}
-	if err := b.makeInTmp(root); err != nil {
+	if err := b.makeMountPoints(root); err != nil {
 		return err
 	}
 	if b.workspace != nil {
@@ -274,18 +275,31 @@ func setAttr(root *os.File, path string, a mounts.Attr) error {
 	return mounts.SetAttr(f, a)
 }
 
-// makeInTmp makes the mount points that lie in the container's /tmp, as the container's root: that file system knows no
-// host ids. /tmp is sticky, so a command can't rename them.
-func (b *bindMounts) makeInTmp(root *os.File) error {
-	if len(b.inTmpfs) == 0 {
+// makeMountPoints makes those that lie in file systems which libcontainer has just mounted. In /tmp they are the
+// container's root's: it is sticky, so a command can't rename them. HOME is the command's, who may rename what it likes
+// there: only caches are mounted in it.
+func (b *bindMounts) makeMountPoints(root *os.File) error {
+	uid, gid := b.ids.HostBase+b.ids.CommandUID, b.ids.HostBase+b.ids.CommandGID
+	if !b.ownership.Idmap {
+		uid, gid = b.ownership.CommandHostUID, b.ownership.CommandHostGID
+	}
+	if err := mkdirAllAs(root, b.inTmp, b.ids.HostBase, b.ids.HostBase); err != nil {
+		return err
+	}
+	return mkdirAllAs(root, b.inHome, uid, gid)
+}
+
+// mkdirAllAs makes folders with the ids that their file system knows, which the node's root is not among.
+func mkdirAllAs(root *os.File, paths []string, uid, gid uint32) error {
+	if len(paths) == 0 {
 		return nil
 	}
 	// Of this thread alone, which takes its own capabilities for files away until it is 0 again (capabilities(7)).
-	unix.Setfsgid(int(b.hostRoot))
-	unix.Setfsuid(int(b.hostRoot))
+	unix.Setfsgid(int(gid))
+	unix.Setfsuid(int(uid))
 	defer unix.Setfsgid(0)
 	defer unix.Setfsuid(0)
-	for _, p := range b.inTmpfs {
+	for _, p := range paths {
 		if err := mkdirBeneath(root, p); err != nil {
 			return err
 		}
@@ -293,7 +307,7 @@ func (b *bindMounts) makeInTmp(root *os.File) error {
 	return nil
 }
 
-// mkdirBeneath makes a folder and its parents below root, in the container's own /tmp.
+// mkdirBeneath makes a folder and its parents below root, in a file system of the container's own.
 func mkdirBeneath(root *os.File, path string) error {
 	at := ""
 	for _, part := range strings.Split(strings.Trim(path, "/"), "/") {

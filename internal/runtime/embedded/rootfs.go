@@ -195,7 +195,7 @@ func (b *builder) finish() skeleton {
 		b.s.files = append(b.s.files, f)
 	}
 	for _, p := range b.inner {
-		if !b.isOwn(p) && !underTmp(p) {
+		if !b.isOwn(p) && !underTmp(p) && !underHome(p) {
 			b.dir(p)
 		}
 	}
@@ -215,19 +215,35 @@ func (b *builder) isOwn(p string) bool {
 // underTmp says whether a mount point lies in the container's own /tmp: it is made there once that is mounted.
 func underTmp(p string) bool { return strings.HasPrefix(p, "/tmp/") }
 
-// checkPlaces refuses a workspace where the sandbox has something of its own. HOME belongs to the command: it could
-// rename the folders above a worktree there.
-func checkPlaces(required []string) error {
-	for _, p := range required {
-		for _, own := range []string{runtime.HomePath, runtime.InternalDir, "/proc", "/dev", "/etc", "/sys", "/run"} {
-			if p == own || strings.HasPrefix(p, own+"/") || strings.HasPrefix(own, p+"/") {
-				return fmt.Errorf("%w: %q can't be mounted in a sandbox, which has its own %s: move the repository or the worktree (git worktree move)",
-					mounts.ErrWorkspace, p, own)
+// underHome says whether a mount point lies in HOME: as for /tmp.
+func underHome(p string) bool { return strings.HasPrefix(p, runtime.HomePath+"/") }
+
+// checkPlaces refuses a workspace where the sandbox has something of its own, and a cache anywhere but in HOME. HOME
+// belongs to the command: it could rename the folders above a worktree there.
+func checkPlaces(p mounts.Plan) error {
+	for _, m := range p.Mounts {
+		if m.Cache {
+			if !underHome(m.Target) {
+				return fmt.Errorf("%w: the cache's place %q is not below %s: choose one there", mounts.ErrWorkspace, m.Target, runtime.HomePath)
 			}
+			continue
 		}
-		if p == "/tmp" {
-			return fmt.Errorf("%w: the folder /tmp can't be a workspace: move it into a folder of its own", mounts.ErrWorkspace)
+		if err := checkPlace(m.Target); err != nil {
+			return err
 		}
+	}
+	return nil
+}
+
+func checkPlace(p string) error {
+	for _, own := range []string{runtime.HomePath, runtime.InternalDir, "/proc", "/dev", "/etc", "/sys", "/run"} {
+		if p == own || strings.HasPrefix(p, own+"/") || strings.HasPrefix(own, p+"/") {
+			return fmt.Errorf("%w: %q can't be mounted in a sandbox, which has its own %s: move the repository or the worktree (git worktree move)",
+				mounts.ErrWorkspace, p, own)
+		}
+	}
+	if p == "/tmp" {
+		return fmt.Errorf("%w: the folder /tmp can't be a workspace: move it into a folder of its own", mounts.ErrWorkspace)
 	}
 	return nil
 }

@@ -151,10 +151,17 @@ func TestAMountPointThatIsAFileOrALinkInTheImageBecomesAFolder(t *testing.T) {
 }
 
 func TestAWorkspaceWhereTheSandboxHasItsOwnIsRefused(t *testing.T) {
+	check := func(m mounts.Mount) error { return checkPlaces(mounts.Plan{Mounts: []mounts.Mount{m}}) }
 	for _, p := range []string{"/home/sandbox", "/home/sandbox/wt", "/home", "/.sandbox/x", "/proc/1", "/etc/wt", "/dev", "/tmp"} {
-		require.ErrorIs(t, checkPlaces([]string{p}), mounts.ErrWorkspace, p)
+		require.ErrorIs(t, check(mounts.Mount{Target: p}), mounts.ErrWorkspace, p)
 	}
-	require.NoError(t, checkPlaces([]string{"/home/u/wt", "/srv/wt", "/tmp/wt", "/homes"}))
+	for _, p := range []string{"/home/u/wt", "/srv/wt", "/tmp/wt", "/homes"} {
+		require.NoError(t, check(mounts.Mount{Target: p}))
+	}
+	require.NoError(t, check(mounts.Mount{Target: "/home/sandbox/.cache/go", Cache: true}))
+	for _, p := range []string{"/home/sandbox", "/home/sandbox2/x", "/usr/lib/x", "/tmp/x", "/etc/x"} {
+		require.ErrorIs(t, check(mounts.Mount{Target: p, Cache: true}), mounts.ErrWorkspace, p)
+	}
 }
 
 // image makes a root file system out of some of the node's programs and the libraries that they name.

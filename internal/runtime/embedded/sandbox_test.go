@@ -93,15 +93,12 @@ func newID(t testing.TB) string {
 }
 
 // spec describes a sandbox on a new worktree that belongs to uid on disk; slot chooses its range of host ids.
-func (h *host) spec(uid int, slot uint32) runtime.Spec {
+func (h *host) spec(uid int, slot uint32) runtime.Spec { return h.specIn(mounts.Isolated, uid, slot) }
+
+func (h *host) specIn(layout string, uid int, slot uint32) runtime.Spec {
 	h.t.Helper()
 	repo := testkit.Repo(h.t, uid)
-	wt := testkit.Worktree(h.t, uid, repo, "topic")
-	plan, err := mounts.New(mounts.Workspace{
-		Worktree: wt, CommonDir: filepath.Join(repo, ".git"), MetaDir: filepath.Join(repo, ".git", "worktrees", "wt-topic"),
-		OwnerUID: uint32(uid), OwnerGID: uint32(uid),
-	}, mounts.Exists)
-	require.NoError(h.t, err)
+	plan := testkit.Plan(h.t, uid, repo, testkit.Worktree(h.t, uid, repo, "topic"), layout)
 	receiptd, pid1 := testkit.Binaries(h.t)
 	id := newID(h.t)
 	return runtime.Spec{
@@ -300,7 +297,7 @@ func TestFilesBelongToTheCommandInsideAndToTheirOwnerOnDisk(t *testing.T) {
 
 func TestGitCommitsInTheSandboxAndTheHostSeesIt(t *testing.T) {
 	h := newHost(t)
-	spec := h.spec(1234, 0)
+	spec := h.specIn(mounts.Shared, 1234, 0)
 	s := h.create(spec)
 	out, p := h.attach(s, spec).run("echo x > f && git add f && git -c user.name=a -c user.email=a@b commit -q -m inside && pwd && git rev-parse HEAD")
 	require.Equal(t, 0, p.ExitCode, out)
@@ -311,21 +308,23 @@ func TestGitCommitsInTheSandboxAndTheHostSeesIt(t *testing.T) {
 }
 
 func TestP11GitPointersConfigurationAndHooksAreReadOnlyInside(t *testing.T) {
-	h := newHost(t)
-	spec := h.spec(1234, 0)
-	s := h.create(spec)
-	a := h.attach(s, spec)
-	for _, seal := range spec.Workspace.Seals() {
-		if filepath.Base(seal) == "worktrees" {
-			continue // TestP11OtherWorktreesOfTheRepositoryAreOutOfReach
-		}
-		out, p := a.run(fmt.Sprintf("chmod 600 %[1]q; mv %[1]q %[1]q.x; rm -rf %[1]q; test -e %[1]q", seal))
-		require.Equal(t, 0, p.ExitCode, out)
-		require.Contains(t, out, "Read-only file system")
-		require.Contains(t, out, "Device or resource busy")
+	for _, layout := range []string{mounts.Isolated, mounts.Shared} {
+		t.Run(layout, func(t *testing.T) {
+			h := newHost(t)
+			spec := h.specIn(layout, 1234, 0)
+			s := h.create(spec)
+			a := h.attach(s, spec)
+			seals := spec.Workspace.Seals()
+			require.GreaterOrEqual(t, len(seals), 10)
+			for _, seal := range seals {
+				out, p := a.run(fmt.Sprintf("chmod 600 %[1]q; mv %[1]q %[1]q.x; rm -rf %[1]q; test -e %[1]q", seal))
+				require.Equal(t, 0, p.ExitCode, out)
+				require.Contains(t, out, "Read-only file system", seal)
+				require.Regexp(t, "Device or resource busy|cannot move .*: (Read-only file system|Operation not permitted)", out, seal)
+			}
+			h.stop(s)
+		})
 	}
-	h.stop(s)
-	require.Equal(t, 8, len(spec.Workspace.Seals()))
 }
 
 func TestP9CommandCannotSeeReceiptsControlOrBinaries(t *testing.T) {
@@ -494,9 +493,8 @@ func TestAWorktreeBelowTmpOrUsrIsMountedWithoutTouchingTheHost(t *testing.T) {
 			spec := h.spec(1234, 0)
 			wt := filepath.Join(dir, "wt")
 			testkit.GitAs(t, 1234, spec.Workspace.Worktree, "worktree", "add", "-q", "-b", "other", wt)
-			git := filepath.Join(filepath.Dir(spec.Workspace.Worktree), "repo", ".git")
-			spec.Workspace, err = mounts.New(mounts.Workspace{Worktree: wt, CommonDir: git, MetaDir: filepath.Join(git, "worktrees", "wt"), OwnerUID: 1234, OwnerGID: 1234}, mounts.Exists)
-			require.NoError(t, err)
+			repo := filepath.Join(filepath.Dir(spec.Workspace.Worktree), "repo")
+			spec.Workspace = testkit.Plan(t, 1234, repo, wt, mounts.Isolated)
 			s := h.create(spec)
 			out, p := h.attach(s, spec).run("pwd; git status --porcelain; ls " + top)
 			require.Equal(t, 0, p.ExitCode, out)
@@ -517,18 +515,62 @@ func TestAFileSystemWithoutIdmappedMountsIsUsedAsItsOwner(t *testing.T) {
 	testkit.GitAs(t, 1234, fs, "init", "-q", repo)
 	testkit.GitAs(t, 1234, repo, "commit", "-q", "--allow-empty", "-m", "x")
 	testkit.GitAs(t, 1234, repo, "worktree", "add", "-q", "-b", "topic", wt)
-	plan, err := mounts.New(mounts.Workspace{Worktree: wt, CommonDir: repo + "/.git", MetaDir: repo + "/.git/worktrees/wt", OwnerUID: 1234, OwnerGID: 1234}, mounts.Exists)
-	require.NoError(t, err)
+	for _, layout := range []string{mounts.Isolated, mounts.Shared} {
+		t.Run(layout, func(t *testing.T) {
+			spec := h.spec(1234, 0)
+			spec.Workspace = testkit.Plan(t, 1234, repo, wt, layout)
+			s := h.create(spec)
+			out, p := h.attach(s, spec).run("echo > made && stat -c %u made && git status --porcelain && git branch x && git update-ref -d refs/heads/x")
+			require.Equal(t, 0, p.ExitCode, out)
+			require.Equal(t, "1000\n?? made", out)
+			h.stop(s)
+			var st unix.Stat_t
+			require.NoError(t, unix.Stat(filepath.Join(wt, "made"), &st))
+			require.Equal(t, uint32(1234), st.Uid)
+		})
+	}
+}
+
+func TestCachesAreMountedInHomeAndBelongToTheirOwner(t *testing.T) {
+	h := newHost(t)
+	w := h.cached()
+	own, operators := w.Extra[0].Source, w.Extra[1].Source
 	spec := h.spec(1234, 0)
-	spec.Workspace = plan
+	var err error
+	spec.Workspace, err = mounts.New(w, mounts.Exists)
+	require.NoError(t, err)
 	s := h.create(spec)
-	out, p := h.attach(s, spec).run("touch made && stat -c %u made && git status --porcelain")
+	a := h.attach(s, spec)
+	out, p := a.run("cd ~ && stat -c %u .cache .cache/tool .cache/tool/go && echo x > .cache/tool/go/made && touch .cache/other && cat .npm/given && ! touch .npm/x")
 	require.Equal(t, 0, p.ExitCode, out)
-	require.Equal(t, "1000\n?? made", out)
+	require.True(t, strings.HasPrefix(out, "1000\n1000\n1000\noperator's\n"), out)
+	require.Contains(t, out, "Read-only file system")
+	out, p = a.run("mv ~/.cache ~/c && cat ~/c/tool/go/made; rm -rf ~/c ~/.npm; cd " + w.Worktree + " && git status --porcelain")
+	require.Equal(t, 0, p.ExitCode, "caches are no seals: %s", out)
 	h.stop(s)
 	var st unix.Stat_t
-	require.NoError(t, unix.Stat(filepath.Join(wt, "made"), &st))
+	require.NoError(t, unix.Stat(own, &st))
 	require.Equal(t, uint32(1234), st.Uid)
+	require.NoFileExists(t, filepath.Join(own, "made"), "the command removed it")
+	require.FileExists(t, filepath.Join(operators, "given"))
+}
+
+// cached is a workspace with a cache of its own and one of the operator's.
+func (h *host) cached() mounts.Workspace {
+	h.t.Helper()
+	repo := testkit.Repo(h.t, 1234)
+	w := testkit.Workspace(h.t, 1234, repo, testkit.Worktree(h.t, 1234, repo, "topic"), mounts.Isolated)
+	own, operators := filepath.Join(h.state, "cache"), filepath.Join(h.state, "operators")
+	for _, dir := range []string{own, operators} {
+		require.NoError(h.t, os.Mkdir(dir, 0o755))
+	}
+	require.NoError(h.t, os.Chown(own, 1234, 1234))
+	require.NoError(h.t, os.WriteFile(filepath.Join(operators, "given"), []byte("operator's\n"), 0o644))
+	w.Extra = []mounts.Mount{
+		{Source: own, Target: runtime.HomePath + "/.cache/tool/go", Idmap: true},
+		{Source: operators, Target: runtime.HomePath + "/.npm", ReadOnly: true},
+	}
+	return w
 }
 
 func TestP11OtherWorktreesOfTheRepositoryAreOutOfReach(t *testing.T) {

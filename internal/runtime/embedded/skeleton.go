@@ -59,10 +59,10 @@ func remember(list lister) lister {
 
 // planRoot decides the skeleton of a sandbox's root file system and says where its binds come from.
 func planRoot(spec runtime.Spec) (skeleton, string, error) {
-	required := spec.Workspace.Roots()
-	if err := checkPlaces(required); err != nil {
+	if err := checkPlaces(spec.Workspace); err != nil {
 		return skeleton{}, "", err
 	}
+	required := spec.Workspace.Roots()
 	if spec.Rootfs == "host" {
 		return hostSkeleton(listFrom("/"), required, spec.IDs), "/", nil
 	}

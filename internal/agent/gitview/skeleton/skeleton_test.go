@@ -31,17 +31,15 @@ func newShared(t *testing.T, prepare func(s shared)) shared {
 	t.Helper()
 	testkit.Need(t, testkit.Root, testkit.Git, testkit.UserNamespaces, testkit.MountAPI)
 	testkit.Leaks(t)
-	s := shared{repo: testkit.Repo(t, disk), dir: filepath.Join(testkit.StateDir(t), "git")}
+	s := shared{repo: testkit.Repo(t, disk)}
 	s.wt, s.git = testkit.Worktree(t, disk, s.repo, "topic"), filepath.Join(s.repo, ".git")
 	if prepare != nil {
 		prepare(s)
 	}
-	require.NoError(t, skeleton.Make(s.dir, s.git, owner))
+	w := testkit.Workspace(t, disk, s.repo, s.wt, mounts.Shared)
+	s.dir = w.Private
 	var err error
-	s.plan, err = mounts.New(mounts.Workspace{
-		Worktree: s.wt, CommonDir: s.git, MetaDir: filepath.Join(s.git, "worktrees", "wt-topic"),
-		OwnerUID: disk, OwnerGID: disk, Layout: mounts.Shared, Private: s.dir,
-	}, mounts.Exists)
+	s.plan, err = mounts.New(w, mounts.Exists)
 	require.NoError(t, err)
 	return s
 }
