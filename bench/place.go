@@ -12,6 +12,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/sandbox-agent/sandbox-agent/internal/agent/gitview/skeleton"
 	"github.com/sandbox-agent/sandbox-agent/internal/agent/workspace"
 	"github.com/sandbox-agent/sandbox-agent/pkg/mounts"
 )
@@ -180,9 +181,17 @@ func (p *place) worktree(ctx context.Context) (path string, plan mounts.Plan, er
 	if err := workspace.MakeScratch(path, workspace.Owner{UID: ownerUID, GID: ownerUID}); err != nil {
 		return "", plan, err
 	}
-	common := filepath.Join(p.repo, ".git")
+	common, private := filepath.Join(p.repo, ".git"), p.path("private", name)
+	if err := os.MkdirAll(private, 0o711); err != nil {
+		return "", plan, err
+	}
+	private = filepath.Join(private, "git")
+	if err := skeleton.Make(private, common, workspace.Owner{UID: ownerUID, GID: ownerUID}); err != nil {
+		return "", plan, err
+	}
 	plan, err = mounts.New(mounts.Workspace{
 		Worktree: path, CommonDir: common, MetaDir: filepath.Join(common, "worktrees", name), OwnerUID: ownerUID, OwnerGID: ownerUID,
+		Layout: mounts.Shared, Private: private,
 	}, mounts.Exists)
 	return path, plan, err
 }
