@@ -50,6 +50,9 @@ type Workspace struct {
 // Open checks the repository, then adopts the worktree or creates it. After an error nothing that it made is left, or
 // the error says what is. It fails with ErrRefused, where the caller must change something, and ErrGit.
 func Open(ctx context.Context, w Wanted) (Workspace, error) {
+	if err := errors.Join(checkText("repository", w.Repository), checkText("worktree", w.Worktree)); err != nil {
+		return Workspace{}, err
+	}
 	common, owner, err := baseClone(w.Repository)
 	if err != nil {
 		return Workspace{}, err
@@ -58,6 +61,12 @@ func Open(ctx context.Context, w Wanted) (Workspace, error) {
 		return Workspace{}, err
 	}
 	if err := checkGitFolder(common); err != nil {
+		return Workspace{}, err
+	}
+	if err := checkAlternates(w.Repository, common); err != nil {
+		return Workspace{}, err
+	}
+	if err := checkWritable(common, owner); err != nil {
 		return Workspace{}, err
 	}
 	if err := makeSealed(common, owner); err != nil {
@@ -91,7 +100,7 @@ func Open(ctx context.Context, w Wanted) (Workspace, error) {
 func checkAdopted(ctx context.Context, base git, ws Workspace, w Wanted) error {
 	on := "on branch " + ws.Branch
 	if ws.Branch == "" {
-		on = "on no branch (its HEAD is detached)"
+		on = "on no branch (its HEAD is detached, as it is in the middle of a rebase)"
 	}
 	if w.Branch != "" && w.Branch != ws.Branch {
 		return fmt.Errorf("%w: worktree %s exists and is %s, not on %q: leave the branch out to take it as it is, or name a worktree that does not exist",
@@ -108,7 +117,9 @@ func checkAdopted(ctx context.Context, base git, ws Workspace, w Wanted) error {
 		return err
 	}
 	in := inWorktree(ws, ws.Owner)
-	if _, err := in.Run(ctx, "merge-base", "--is-ancestor", id, "HEAD"); err != nil {
+	if _, err := in.Run(ctx, "merge-base", "--is-ancestor", id, "HEAD"); hung(err) {
+		return err
+	} else if err != nil {
 		return fmt.Errorf("%w: worktree %s exists and is %s, which does not come from base_ref %q: leave base_ref out to take it as it is, or name a worktree that does not exist",
 			ErrRefused, w.Worktree, on, w.BaseRef)
 	}
@@ -118,7 +129,7 @@ func checkAdopted(ctx context.Context, base git, ws Workspace, w Wanted) error {
 // trusted is Git in a base clone, for the sake of a worktree. Both folders are named, so that no file in the repository
 // says where they are (C/commondir would).
 func trusted(repository, common, worktree string, owner Owner) git {
-	return git{gitjail.Jail{
+	return git{common: common, Jail: gitjail.Jail{
 		Dir: repository, Owner: owner, Env: []string{"GIT_DIR=" + common, "GIT_COMMON_DIR=" + common},
 		Mounts: []gitjail.Mount{gitjail.Same(common), gitjail.Same(worktree)},
 	}}
@@ -126,11 +137,30 @@ func trusted(repository, common, worktree string, owner Owner) git {
 
 // inWorktree is Git in a worktree, which finds its folders as any Git would.
 func inWorktree(ws Workspace, owner Owner) git {
-	return git{gitjail.Jail{Dir: ws.Worktree, Owner: owner, Mounts: []gitjail.Mount{gitjail.Same(ws.CommonDir), gitjail.Same(ws.Worktree)}}}
+	return git{common: ws.CommonDir, Jail: gitjail.Jail{
+		Dir: ws.Worktree, Owner: owner, Mounts: []gitjail.Mount{gitjail.Same(ws.CommonDir), gitjail.Same(ws.Worktree)},
+	}}
 }
 
 // git is trusted Git with the questions that this package asks.
-type git struct{ gitjail.Jail }
+type git struct {
+	gitjail.Jail
+	common string // the base clone's Git folder
+}
+
+// Run is Git's answer. Where its time was up the error says what it may have waited for.
+func (g git) Run(ctx context.Context, args ...string) (string, error) {
+	out, err := g.Jail.Run(ctx, args...)
+	if errors.Is(err, context.DeadlineExceeded) {
+		err = explainHang(g.common, err)
+	}
+	return out, err
+}
+
+// hung says that Git gave no answer, which is neither yes nor no.
+func hung(err error) bool {
+	return errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled)
+}
 
 // makeSealed makes the folders of a base clone that commands may not write and that Git works without, where a template
 // left them out: what is not there can't be sealed, and a command could make it.
@@ -240,7 +270,7 @@ func create(ctx context.Context, base git, ws Workspace, w Wanted) (Workspace, e
 		checkout := base
 		checkout.Timeout = checkoutTimeout
 		if _, err = checkout.Run(ctx, "worktree", "add", "--quiet", "--", w.Worktree, w.Branch); err != nil {
-			err = fmt.Errorf("%w: creating worktree %s of %s: %w", ErrRefused, w.Worktree, w.Repository, err)
+			err = fmt.Errorf("%w: creating worktree %s of %s: %w (if objects are missing: git -C %[3]s fsck names them)", ErrRefused, w.Worktree, w.Repository, err)
 		}
 	}
 	out := ws
@@ -264,7 +294,9 @@ func checkBranch(ctx context.Context, base git, w Wanted) error {
 	if strings.HasPrefix(w.Branch, "-") || strings.HasPrefix(w.BaseRef, "-") {
 		return fmt.Errorf("%w: branch %q or base_ref %q begins with a dash", ErrRefused, w.Branch, w.BaseRef)
 	}
-	if _, err := base.Run(ctx, "check-ref-format", "--branch", w.Branch); err != nil {
+	if _, err := base.Run(ctx, "check-ref-format", "--branch", w.Branch); hung(err) {
+		return err
+	} else if err != nil {
 		return fmt.Errorf("%w: %q is no valid branch name (git help check-ref-format)", ErrRefused, w.Branch)
 	}
 	list, err := base.Run(ctx, "worktree", "list", "--porcelain", "-z")
@@ -293,6 +325,8 @@ func makeBranch(ctx context.Context, base git, w Wanted) (start string, err erro
 	ref := "refs/heads/" + w.Branch
 	if tip, err := base.Run(ctx, "rev-parse", "--verify", "--quiet", ref); err == nil {
 		return "", checkStart(ctx, base, w, strings.TrimSpace(tip))
+	} else if hung(err) {
+		return "", err
 	}
 	from := w.BaseRef
 	if from == "" {
@@ -325,10 +359,24 @@ func checkStart(ctx context.Context, base git, w Wanted, tip string) error {
 // commit is the id of the commit that a caller's name stands for.
 func (g git) commit(ctx context.Context, ref string) (string, error) {
 	id, err := g.Run(ctx, "rev-parse", "--verify", "--quiet", ref+"^{commit}")
-	if err != nil {
-		return "", fmt.Errorf("%w: base_ref %q names no commit in %s", ErrRefused, ref, g.Dir)
+	if err == nil {
+		return strings.TrimSpace(id), nil
 	}
-	return strings.TrimSpace(id), nil
+	if hung(err) {
+		return "", err
+	}
+	// Without ^{commit} Git gives an id without looking at the object.
+	id, err = g.Run(ctx, "rev-parse", "--verify", "--quiet", ref)
+	switch {
+	case err == nil:
+		return "", fmt.Errorf("%w: base_ref %q is %s in %s, which names no commit that is there: git -C %[4]s fsck says whether objects are missing; else name another base_ref (--base)",
+			ErrRefused, ref, strings.TrimSpace(id), g.Dir)
+	case hung(err):
+		return "", err
+	case ref == "HEAD":
+		return "", fmt.Errorf("%w: the HEAD of repository %s names no commit (a new repository has none): make one (git commit), or name base_ref (--base)", ErrRefused, g.Dir)
+	}
+	return "", fmt.Errorf("%w: base_ref %q names no commit in %s", ErrRefused, ref, g.Dir)
 }
 
 // adopt proves, by Git's own words from both sides, that the worktree is a linked worktree of the repository.
@@ -348,6 +396,9 @@ func adopt(ctx context.Context, base git, ws Workspace, allowRoot bool) (Workspa
 	}
 	if filepath.Dir(meta) != filepath.Join(ws.CommonDir, "worktrees") {
 		return Workspace{}, notLinked(whose(meta))
+	}
+	if err := checkText("worktree's Git folder", meta); err != nil {
+		return Workspace{}, err
 	}
 	if err := checkOwner("worktree", ws.Worktree, owner, allowRoot); err != nil {
 		return Workspace{}, err
