@@ -28,6 +28,13 @@ type plain struct {
 }
 
 func (p *plain) run(t require.TestingT, script string) (string, int) {
+	out, code, err := p.start(script)
+	require.NoError(t, err, script)
+	return out, code
+}
+
+// start is run for another goroutine than the test's.
+func (p *plain) start(script string) (stdout string, code int, err error) {
 	cmd := exec.Command("bash", "-c", script)
 	p.stderr.Reset()
 	var out bytes.Buffer
@@ -37,11 +44,10 @@ func (p *plain) run(t require.TestingT, script string) (string, int) {
 		"GIT_CONFIG_NOSYSTEM=1", "GIT_CONFIG_GLOBAL=/dev/null", "GIT_TERMINAL_PROMPT=0",
 	}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: owner, Gid: owner}}
-	err := cmd.Run()
-	if cmd.ProcessState == nil {
-		require.NoError(t, err)
+	if err := cmd.Run(); cmd.ProcessState == nil {
+		return "", 0, err
 	}
-	return out.String(), cmd.ProcessState.ExitCode()
+	return out.String(), cmd.ProcessState.ExitCode(), nil
 }
 
 func (p *plain) said() string { return p.stderr.String() }
@@ -143,19 +149,19 @@ func newPair(t require.TestingT, a *agent, from *plain, layout string) *pair {
 		require.NoError(t, err, string(out))
 		return &plain{dir: dir}
 	}
-	p.base, p.ordinaryClone = folder("base"), folder("clone")
+	// Names of one length: Git pads columns.
+	p.base, p.ordinaryClone = folder("base"), folder("orig")
 	require.NoError(t, os.Chown(top, owner, owner))
-	p.ordinary = &plain{dir: filepath.Join(top, "ordinary")}
+	p.ordinary = &plain{dir: filepath.Join(top, "beside")}
 	must(t, p.ordinaryClone, "git worktree add -q -b work "+p.ordinary.dir+" main")
 	p.inside = a.open(t, p.base.dir, p.worktree, "work", layout)
 	return p
 }
 
-// observe is what is compared after each command: its exit code and output, and what Git then says.
+// observe is what is compared after each command: its exit code and output, and what Git then says. An equal id of HEAD
+// is an equal tree, history and author of each commit.
 const observe = `step() {
   at "$1"; printf '$ %s\n' "$2"; ( eval "$2" ) < /dev/null; echo "exit code $?"
-  git symbolic-ref -q HEAD || echo detached
-  git log -1 --format='HEAD %H tree %T by %an <%ae>' 2> /dev/null || echo unborn
   git for-each-ref --format='%(objectname) %(refname)'
   git stash list --format='%gd %H'
   git status --porcelain=v2 --branch
@@ -171,10 +177,20 @@ func (p *pair) both(t require.TestingT, commands ...string) string {
 		fmt.Fprintf(&script, "step %d %s\n", p.steps+10, quote(c))
 		p.script = append(p.script, c)
 	}
-	want, _ := p.ordinary.run(t, script.String())
+	type answer struct {
+		said string
+		err  error
+	}
+	outside := make(chan answer, 1)
+	go func() {
+		said, _, err := p.ordinary.start(script.String())
+		outside <- answer{said, err}
+	}()
 	got, _ := p.inside.run(t, script.String())
+	ordinary := <-outside
+	require.NoError(t, ordinary.err)
 	// Where a worktree lies is all that may differ.
-	want = strings.ReplaceAll(want, p.ordinary.dir, p.worktree)
+	want := strings.NewReplacer(p.ordinary.dir, p.worktree, p.ordinaryClone.dir, p.base.dir).Replace(ordinary.said)
 	require.Equal(t, want, got, "after these commands, of which the newest are %q:\n%s\noutside, on stderr:\n%s\ninside:\n%s",
 		commands, strings.Join(p.script, "\n"), p.ordinary.said(), p.inside.said())
 	return got
