@@ -112,7 +112,7 @@ func (a *Agent) open() error {
 		mode os.FileMode
 	}{
 		{a.cfg.StateDir, 0o711}, {a.sandboxesDir(), 0o711},
-		{filepath.Join(a.cfg.StateDir, "receipts"), 0o700}, {filepath.Join(a.cfg.StateDir, "keys"), 0o755},
+		{a.workspacesDir(), 0o700}, {filepath.Join(a.cfg.StateDir, "receipts"), 0o700}, {filepath.Join(a.cfg.StateDir, "keys"), 0o755},
 	} {
 		if err := makeDir(dir.path, dir.mode); err != nil {
 			return err

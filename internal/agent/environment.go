@@ -17,12 +17,12 @@ const commandPath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bi
 
 // commandEnv is the whole environment of a session's commands: fixed and small, nothing of the agent's own, then the
 // session's variables in the order of their names.
-func commandEnv(worktree string, w config.Workspace, session map[string]string) []*receiptdv1.EnvVar {
+func commandEnv(worktree, layout string, w config.Workspace, session map[string]string) []*receiptdv1.EnvVar {
 	tmp := filepath.Join(worktree, workspace.ScratchName)
 	env := []*receiptdv1.EnvVar{}
 	add := func(name, value string) { env = append(env, &receiptdv1.EnvVar{Name: name, Value: value}) }
 	fixed := [][2]string{{"PATH", commandPath}, {"HOME", runtime.HomePath}, {"LANG", "C.UTF-8"}, {"TMPDIR", tmp}, {"TMP", tmp}, {"TEMP", tmp}}
-	fixed = append(fixed, gitVariables(w)...)
+	fixed = append(fixed, gitVariables(layout, w)...)
 	for _, kv := range fixed {
 		if _, replaced := session[kv[0]]; !replaced {
 			add(kv[0], kv[1])
@@ -34,16 +34,21 @@ func commandEnv(worktree string, w config.Workspace, session map[string]string) 
 	return env
 }
 
-// gitVariables give commits an identity without a configuration file, and switch off what would ask a person.
-func gitVariables(w config.Workspace) [][2]string {
+// gitVariables give commits an identity without a configuration file, and switch off what would ask a person. In the
+// isolated layout the rest is in the sandbox's own configuration; in the shared one that is the base clone's.
+func gitVariables(layout string, w config.Workspace) [][2]string {
 	settings := [][2]string{
 		{"user.name", w.Identity.Name}, {"user.email", w.Identity.Email},
 		{"commit.gpgSign", "false"}, {"tag.gpgSign", "false"},
-		// They would write into objects/info, which is sealed: gc and repack would fail.
-		{"gc.writeCommitGraph", "false"}, {"fetch.writeCommitGraph", "false"}, {"repack.updateServerInfo", "false"},
 	}
-	if w.Hooks == "off" {
-		settings = append(settings, [2]string{"core.hooksPath", "/dev/null"})
+	if layout == config.SharedLayout {
+		// They would write into objects/info, which is sealed: gc and repack would fail.
+		settings = append(settings, [][2]string{
+			{"gc.writeCommitGraph", "false"}, {"fetch.writeCommitGraph", "false"}, {"core.commitGraph", "false"}, {"repack.updateServerInfo", "false"},
+		}...)
+		if w.Hooks == "off" {
+			settings = append(settings, [2]string{"core.hooksPath", "/dev/null"})
+		}
 	}
 	vars := [][2]string{
 		{"GIT_AUTHOR_NAME", w.Identity.Name}, {"GIT_AUTHOR_EMAIL", w.Identity.Email},

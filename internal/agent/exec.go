@@ -10,6 +10,7 @@ import (
 
 	receiptdv1 "github.com/sandbox-agent/sandbox-agent/api/receiptd/v1"
 	sandboxv1 "github.com/sandbox-agent/sandbox-agent/api/sandbox/v1"
+	"github.com/sandbox-agent/sandbox-agent/internal/agent/gitview"
 	"github.com/sandbox-agent/sandbox-agent/internal/agent/journal"
 	"github.com/sandbox-agent/sandbox-agent/pkg/receipt"
 )
@@ -147,6 +148,10 @@ func (s *session) execute(e *execution) {
 	}
 	sb, err := s.ready(e.fenced)
 	if err != nil {
+		s.refuse(e, err)
+		return
+	}
+	if err := s.refresh(context.Background()); err != nil {
 		s.refuse(e, err)
 		return
 	}
@@ -410,7 +415,8 @@ func (s *session) look(e *execution) (ReceiptFinding, *proven, error) {
 	return ReceiptGood, p, nil
 }
 
-// conclude records the outcome, stops the sandbox where it must, and answers.
+// conclude harvests, records the outcome, stops the sandbox where it must, and answers. What may still run, or broke its
+// seals, is stopped before trusted Git looks at what it wrote.
 func (s *session) conclude(e *execution, v verdict) {
 	phase, effects, err := e.phase.Next(v.event)
 	if err != nil {
@@ -423,7 +429,17 @@ func (s *session) conclude(e *execution, v verdict) {
 		return
 	}
 	result := outcome(e, v)
-	if err := s.record(e, result, effects.Durable); err != nil {
+	var stopErr error
+	stopFirst := v.mayHaveRun() && (effects.StopSandbox || leftBehind(v.proven) != "")
+	if stopFirst {
+		stopErr = s.leave(e, v, effects)
+	}
+	var harvest *gitview.Harvest
+	if v.mayHaveRun() {
+		h := s.harvest(context.Background())
+		harvest, result.Harvest = &h, harvestProto(h)
+	}
+	if err := s.record(e, result, harvest, effects.Durable); err != nil {
 		if v.proven == nil {
 			s.finish(e, nil, err)
 			return
@@ -431,12 +447,18 @@ func (s *session) conclude(e *execution, v verdict) {
 		// The receipt is durable: it is the answer now, and at every later question (unrecorded).
 		s.log.Error("outcome not recorded, answering from the receipt", "exec", e.intent.ExecID, "error", err)
 	}
-	if err := s.leave(e, v, effects); err != nil {
-		s.log.Error("sandbox not stopped with evidence", "exec", e.intent.ExecID, "error", err)
+	if !stopFirst {
+		stopErr = s.leave(e, v, effects)
+	}
+	if stopErr != nil {
+		s.log.Error("sandbox not stopped with evidence", "exec", e.intent.ExecID, "error", stopErr)
 	}
 	s.log.Info("exec ended", "exec", e.intent.ExecID, "generation", e.intent.Generation, "status", result.GetStatus().String())
 	s.finish(e, result, nil)
 }
+
+// mayHaveRun says whether the command can have written anything.
+func (v verdict) mayHaveRun() bool { return v.event != ExNotStarted && v.event != ExNeverSeen }
 
 func outcome(e *execution, v verdict) *sandboxv1.ExecResult {
 	switch v.event {
@@ -450,14 +472,21 @@ func outcome(e *execution, v verdict) *sandboxv1.ExecResult {
 	}
 }
 
-func (s *session) record(e *execution, r *sandboxv1.ExecResult, durable bool) error {
+// record writes the outcome, and in the same step what a harvest did, if it did anything.
+func (s *session) record(e *execution, r *sandboxv1.ExecResult, harvest *gitview.Harvest, durable bool) error {
 	b, err := encodeOutcome(r)
 	if err != nil {
 		return err
 	}
 	id := e.intent.ExecID
-	err = s.agent.journal.Update(context.Background(), durable,
-		journal.Set(execKey(s.id, id), encode(execRecord{Intent: e.intent, Outcome: b})), journal.Delete(openKey(s.id, id)))
+	ops := []journal.Op{
+		journal.Set(execKey(s.id, id), encode(execRecord{Intent: e.intent, Outcome: b})), journal.Delete(openKey(s.id, id)),
+	}
+	if harvest != nil && didAnything(*harvest) {
+		err = s.save(durable, func(r *sessionRecord) { r.LastHarvest = harvest }, ops...)
+	} else {
+		err = s.agent.journal.Update(context.Background(), durable, ops...)
+	}
 	if err != nil {
 		return fmt.Errorf("%w: recording the outcome of exec %s: %w (ask again with the same exec_id after the agent's restart)", ErrUnavailable, id, err)
 	}

@@ -11,23 +11,27 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	sandboxv1 "github.com/sandbox-agent/sandbox-agent/api/sandbox/v1"
+	"github.com/sandbox-agent/sandbox-agent/internal/agent/gitview"
 	"github.com/sandbox-agent/sandbox-agent/internal/agent/workspace"
 	"github.com/sandbox-agent/sandbox-agent/internal/runtime"
+	"github.com/sandbox-agent/sandbox-agent/pkg/gitguard"
 	"github.com/sandbox-agent/sandbox-agent/pkg/mounts"
 )
 
 // The journal's keys. Ids hold no slash, so the keys of one session lie together and in order.
 const (
-	sessionPrefix = "session/" // session/<session>: sessionRecord
-	tombPrefix    = "tomb/"    // tomb/<session>: tombRecord; the id is never used again
-	sandboxPrefix = "sandbox/" // sandbox/<sandbox>: keyRecord, as long as receipts may be asked for
-	execPrefix    = "exec/"    // exec/<session>/<exec>: execRecord
-	openPrefix    = "open/"    // open/<session>/<exec>: an intent without an outcome; the value is empty
+	sessionPrefix = "session/"   // session/<session>: sessionRecord
+	tombPrefix    = "tomb/"      // tomb/<session>: tombRecord; the id is never used again
+	sandboxPrefix = "sandbox/"   // sandbox/<sandbox>: keyRecord, as long as receipts may be asked for
+	execPrefix    = "exec/"      // exec/<session>/<exec>: execRecord
+	wsPrefix      = "workspace/" // workspace/<gitview.Key>: workspaceRecord, as long as the agent keeps anything for the worktree
+	openPrefix    = "open/"      // open/<session>/<exec>: an intent without an outcome; the value is empty
 )
 
 func sessionKey(id string) string         { return sessionPrefix + id }
 func tombKey(id string) string            { return tombPrefix + id }
 func sandboxKey(id string) string         { return sandboxPrefix + id }
+func workspaceKey(worktree string) string { return wsPrefix + gitview.Key(worktree) }
 func execKey(session, exec string) string { return execPrefix + session + "/" + exec }
 func openKey(session, exec string) string { return openPrefix + session + "/" + exec }
 
@@ -48,9 +52,23 @@ type sessionRecord struct {
 	Resources resources           `json:"resources"`
 	Env       map[string]string   `json:"env,omitempty"`
 	Notes     []string            `json:"notes,omitempty"`
+	Caches    []cacheRecord       `json:"caches,omitempty"`
+
+	// ConfigSHA256 is of the base clone's configuration as the newest sandbox has it; LeftOut is what of it is not there.
+	ConfigSHA256 string             `json:"configSha256,omitempty"`
+	LeftOut      []gitguard.Finding `json:"leftOut,omitempty"`
+	// LastHarvest is the newest one that did anything.
+	LastHarvest *gitview.Harvest `json:"lastHarvest,omitempty"`
 
 	// Sandbox is the newest one; it stays here, with its evidence, after it was stopped.
 	Sandbox *sandboxRecord `json:"sandbox,omitempty"`
+}
+
+// cacheRecord is a cache that a session asked for: its own, or, read-only, one of the operator's.
+type cacheRecord struct {
+	Name     string `json:"name"`
+	Path     string `json:"path"`
+	ReadOnly bool   `json:"readOnly,omitempty"`
 }
 
 type resources struct {
@@ -90,6 +108,7 @@ type sealRecord struct {
 	Device   uint64 `json:"device"`
 	Inode    uint64 `json:"inode"`
 	ReadOnly bool   `json:"readOnly"`
+	SHA256   string `json:"sha256,omitempty"`
 }
 
 // identity is what the runtime is asked about, also when it never said one.
@@ -105,6 +124,15 @@ type keyRecord struct {
 	Session    string `json:"session"`
 	Generation uint64 `json:"generation"`
 	PublicKey  []byte `json:"publicKey"`
+}
+
+// workspaceRecord is what outlives a session of its workspace.
+type workspaceRecord struct {
+	Session   string              `json:"session"` // the last one that had it
+	Workspace workspace.Workspace `json:"workspace"`
+	Layout    string              `json:"layout"`
+	// Deleting: DeleteWorkspace has begun, and a part may be gone.
+	Deleting bool `json:"deleting,omitempty"`
 }
 
 type tombRecord struct {
@@ -186,6 +214,14 @@ func (r *sessionRecord) proto() *sandboxv1.Session {
 	}
 	if r.Sandbox != nil {
 		s.Sandbox = r.Sandbox.proto(r.Runtime, r.State)
+		s.Mounts = mountsProto(r.Sandbox.Plan)
+	}
+	for _, c := range r.Caches {
+		s.Caches = append(s.Caches, &sandboxv1.Cache{Name: c.Name, Path: c.Path, ReadOnly: c.ReadOnly})
+	}
+	s.LeftOut = findingsProto(r.LeftOut)
+	if r.LastHarvest != nil {
+		s.LastHarvest = harvestProto(*r.LastHarvest)
 	}
 	return s
 }
@@ -202,9 +238,51 @@ func (s *sandboxRecord) proto(runtimeName string, session State) *sandboxv1.Sand
 		p.Proof = append(p.Proof, &sandboxv1.ProofItem{Promise: i.Promise, What: i.What, Holds: i.Holds, Detail: i.Detail})
 	}
 	for _, i := range s.Seals {
-		p.Seals = append(p.Seals, &sandboxv1.Seal{Path: i.Path, MountId: i.MountID, Device: i.Device, Inode: i.Inode, ReadOnly: i.ReadOnly})
+		p.Seals = append(p.Seals, &sandboxv1.Seal{Path: i.Path, MountId: i.MountID, Device: i.Device, Inode: i.Inode, ReadOnly: i.ReadOnly, Sha256: i.SHA256})
 	}
 	return p
+}
+
+func mountsProto(p mounts.Plan) []*sandboxv1.Mount {
+	var out []*sandboxv1.Mount
+	for _, m := range p.Mounts {
+		out = append(out, &sandboxv1.Mount{
+			Source: m.Source, Target: m.Target, ReadOnly: m.ReadOnly, Seal: m.Seal, Idmapped: m.Idmap, Empty: m.Empty,
+		})
+	}
+	return out
+}
+
+func findingsProto(list []gitguard.Finding) []*sandboxv1.GuardFinding {
+	var out []*sandboxv1.GuardFinding
+	for _, f := range list {
+		out = append(out, &sandboxv1.GuardFinding{Key: f.Key, File: f.File, Line: uint32(max(f.Line, 0)), Why: f.Why, Remedy: f.Remedy})
+	}
+	return out
+}
+
+func harvestProto(h gitview.Harvest) *sandboxv1.Harvest {
+	p := &sandboxv1.Harvest{Status: h.Status, Refs: h.Refs, Objects: h.Objects, StaleLocks: h.StaleLocks, Detail: h.Detail}
+	for _, c := range h.Conflicts {
+		p.Conflicts = append(p.Conflicts, &sandboxv1.HarvestConflict{
+			Ref: c.Ref, BaseId: c.BaseID, SessionId: c.SessionID, BeforeId: c.BeforeID, Remedy: c.Remedy,
+		})
+	}
+	if len(h.Conflicts) > 0 {
+		p.Conflict = conflictSentence(h.Conflicts[0])
+	}
+	return p
+}
+
+// conflictSentence names a conflict and its remedy.
+func conflictSentence(c gitview.Conflict) string {
+	or := func(id string) string {
+		if id == "" {
+			return "nothing"
+		}
+		return id
+	}
+	return fmt.Sprintf("%s was %s, the base clone made it %s and the session %s: %s", c.Ref, or(c.BeforeID), or(c.BaseID), or(c.SessionID), c.Remedy)
 }
 
 func sandboxState(s State) sandboxv1.Sandbox_State {

@@ -109,7 +109,7 @@ func (s *session) recovered(in intentRecord) *execution {
 	return e
 }
 
-// recover runs on the session's goroutine: first the sandbox, then the intents.
+// recover runs on the session's goroutine: first the sandbox, then the intents, then what an interrupted harvest left.
 func (s *session) recover(open []*execution) error {
 	err := s.recoverSandbox()
 	s.mu.Lock()
@@ -117,6 +117,11 @@ func (s *session) recover(open []*execution) error {
 	for _, e := range open {
 		s.urgent = append(s.urgent, func() { s.reclaim(e) })
 	}
+	s.urgent = append(s.urgent, func() {
+		if st := s.state(); (st == Idle || st == Ready) && !s.agent.isClosing() && s.agent.checkNotDeleting(s.workspace().Worktree) == nil {
+			s.settle()
+		}
+	})
 	return err
 }
 

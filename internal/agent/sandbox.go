@@ -51,6 +51,10 @@ func (s *session) ready(fenced uint64) (*attached, error) {
 			} else if _, stopErr := s.stop("The connection to receiptd was lost: " + err.Error()); stopErr != nil {
 				return nil, stopErr
 			}
+		case s.configMoved():
+			if _, err := s.stop("The base clone's configuration was changed, and the sandbox has it as it was."); err != nil {
+				return nil, err
+			}
 		default:
 			return sb, nil
 		}
@@ -80,7 +84,10 @@ func (s *session) staleGeneration(want uint64) error {
 // session is UNCERTAIN; there is no other way to run a command (P14).
 func (s *session) provision() (*attached, error) {
 	spec, err := s.prepare()
-	if err != nil {
+	switch {
+	case errors.Is(err, ErrPrecondition):
+		return nil, err
+	case err != nil:
 		return nil, fmt.Errorf("%w: preparing a sandbox for session %s: %w", ErrUnavailable, s.id, err)
 	}
 	sb, err := s.start(spec)
@@ -114,7 +121,18 @@ func (s *session) prepare() (runtime.Spec, error) {
 	rec := s.rec
 	s.mu.Unlock()
 	w := rec.Workspace
+	if err := a.checkNotDeleting(w.Worktree); err != nil {
+		return runtime.Spec{}, err
+	}
 	if err := workspace.Recheck(w); err != nil {
+		return runtime.Spec{}, err
+	}
+	view, err := s.renewView(context.Background())
+	if err != nil {
+		return runtime.Spec{}, err
+	}
+	caches, err := a.cacheMounts(rec.Caches, w.Worktree, w.Owner)
+	if err != nil {
 		return runtime.Spec{}, err
 	}
 	if err := workspace.MakeScratch(w.Worktree, w.Owner); err != nil {
@@ -122,6 +140,7 @@ func (s *session) prepare() (runtime.Spec, error) {
 	}
 	plan, err := mounts.New(mounts.Workspace{
 		Worktree: w.Worktree, CommonDir: w.CommonDir, MetaDir: w.MetaDir, OwnerUID: w.Owner.UID, OwnerGID: w.Owner.GID,
+		Layout: rec.GitLayout, Private: view.Private(), Extra: caches,
 	}, mounts.Exists)
 	if err != nil {
 		return runtime.Spec{}, err
@@ -132,7 +151,10 @@ func (s *session) prepare() (runtime.Spec, error) {
 		return runtime.Spec{}, err
 	}
 	sb := &sandboxRecord{ID: id, Slot: slot, Plan: plan, Dir: filepath.Join(a.sandboxesDir(), id)}
-	if err := s.apply(EvProvision, "", func(r *sessionRecord) { sb.Generation = r.Generation; r.Sandbox = sb }); err != nil {
+	if err := s.apply(EvProvision, "", func(r *sessionRecord) {
+		sb.Generation = r.Generation
+		r.Sandbox, r.ConfigSHA256, r.LeftOut = sb, s.viewSum, view.LeftOut()
+	}); err != nil {
 		a.slots.release(slot, id)
 		return runtime.Spec{}, err
 	}
@@ -262,7 +284,7 @@ func (s *session) learnKey(rec *sandboxRecord, resp *receiptdv1.InitResponse) ([
 	}
 	var seals []sealRecord
 	for _, x := range resp.GetSeals() {
-		seals = append(seals, sealRecord{Path: x.GetPath(), MountID: x.GetMountId(), Device: x.GetDevice(), Inode: x.GetInode(), ReadOnly: x.GetReadOnly()})
+		seals = append(seals, sealRecord{Path: x.GetPath(), MountID: x.GetMountId(), Device: x.GetDevice(), Inode: x.GetInode(), ReadOnly: x.GetReadOnly(), SHA256: x.GetSha256()})
 	}
 	s.mu.Lock()
 	s.rec.Sandbox.PublicKey, s.rec.Sandbox.Seals = key, seals
@@ -273,7 +295,7 @@ func (s *session) learnKey(rec *sandboxRecord, resp *receiptdv1.InitResponse) ([
 func (s *session) view(sb *attached, rec *sandboxRecord) *receiptdv1.View {
 	v := sb.View()
 	v.Dir = rec.Plan.Worktree
-	v.Env = commandEnv(rec.Plan.Worktree, s.agent.cfg.Workspace, s.rec.Env) // Env is set once, at creation
+	v.Env = commandEnv(rec.Plan.Worktree, s.rec.GitLayout, s.agent.cfg.Workspace, s.rec.Env) // set once, at creation
 	v.Seals = rec.Plan.Seals()
 	v.AllowNestedUserns = s.agent.cfg.Runtime.NestedUserns
 	return v

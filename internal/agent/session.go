@@ -10,8 +10,10 @@ import (
 
 	receiptdv1 "github.com/sandbox-agent/sandbox-agent/api/receiptd/v1"
 	sandboxv1 "github.com/sandbox-agent/sandbox-agent/api/sandbox/v1"
+	"github.com/sandbox-agent/sandbox-agent/internal/agent/gitview"
 	"github.com/sandbox-agent/sandbox-agent/internal/agent/journal"
 	"github.com/sandbox-agent/sandbox-agent/internal/runtime"
+	"github.com/sandbox-agent/sandbox-agent/pkg/gitguard"
 )
 
 // session is an actor. Whatever starts, uses or stops its sandbox is a job that runs on its one goroutine, which
@@ -39,6 +41,14 @@ type session struct {
 	active  bool // the goroutine runs
 	deleted bool
 	sandbox *attached // nil when there is none, or none is attached
+	// trustedWaiting is how many calls of trusted Git wait or run.
+	trustedWaiting int64
+
+	// What follows belongs to the session's goroutine; to its maker before there is one.
+	gitView  *gitview.View   // nil until it is needed
+	viewSum  string          // of the configuration that it was opened with
+	viewUsed bool            // a sandbox was made with it
+	judged   gitguard.Config // the base clone's configuration as it was judged last
 }
 
 // attached is a sandbox with the connection to its receiptd.

@@ -16,6 +16,7 @@ import (
 	"github.com/sandbox-agent/sandbox-agent/internal/agent/workspace"
 	"github.com/sandbox-agent/sandbox-agent/internal/config"
 	"github.com/sandbox-agent/sandbox-agent/internal/runtime"
+	"github.com/sandbox-agent/sandbox-agent/pkg/gitguard"
 )
 
 const (
@@ -128,6 +129,13 @@ func (a *Agent) makeSession(ctx context.Context, r *sandboxv1.CreateSessionReque
 			return nil, err
 		}
 	}
+	if err := a.checkNotDeleting(w.GetWorktree()); err != nil {
+		return nil, err
+	}
+	found, err := guard(ctx, w.GetRepository(), w.GetGitLayout())
+	if err != nil {
+		return nil, err
+	}
 	ws, err := workspace.Open(ctx, workspace.Wanted{
 		Repository: w.GetRepository(), Worktree: w.GetWorktree(), Branch: w.GetBranch(), BaseRef: w.GetBaseRef(),
 		AllowRootOwned: a.cfg.Workspace.AllowRootOwned,
@@ -145,10 +153,14 @@ func (a *Agent) makeSession(ctx context.Context, r *sandboxv1.CreateSessionReque
 		ID: r.GetSessionId(), RequestDigest: digest, OwnerEpoch: 1, State: Idle, CreatedAt: time.Now().UTC(),
 		Workspace: ws, GitLayout: w.GetGitLayout(), Runtime: r.GetRuntime(), Network: r.GetNetwork().GetMode(), Env: r.GetEnv(),
 		Resources: resources{CPUs: r.GetResources().GetCpus(), MemoryBytes: r.GetResources().GetMemoryBytes(), Pids: r.GetResources().GetPids()},
-		Notes:     notesOf(a.cfg.Workspace),
+		Caches:    cacheRecords(r.GetCaches()),
+		Notes:     notesOf(a.cfg.Workspace, w.GetGitLayout(), found),
 	})
-	if err := s.save(true, nil); err != nil {
-		return nil, fmt.Errorf("%w: %w", ErrUnavailable, err)
+	if err := s.setUp(ctx); err != nil {
+		return nil, err
+	}
+	if err := s.save(true, nil, workspaceOp(s.id, ws, w.GetGitLayout(), false)); err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrUnavailable, alsoSay(err, s.dropView(ctx)))
 	}
 	a.mu.Lock()
 	a.sessions[s.id] = s
@@ -163,15 +175,61 @@ func workspaceError(err error) error {
 	return err
 }
 
-// notesOf says what does not hold in the sandbox although the repository has it.
-func notesOf(w config.Workspace) []string {
+// setUp sees that the file systems do what Git needs, and makes the workspace's Git folder.
+func (s *session) setUp(ctx context.Context) error {
+	ws := s.rec.Workspace
+	for _, dir := range []string{ws.Worktree, ws.CommonDir} {
+		if err := workspace.CheckStorage(ctx, dir, ws.Owner); err != nil {
+			return workspaceError(err)
+		}
+	}
+	v, err := s.openView(ctx)
+	if err != nil {
+		return workspaceError(err)
+	}
+	s.rec.LeftOut = v.LeftOut()
+	return nil
+}
+
+// dropView takes back the Git folder of a worktree that was made for this session: there is no work in it. That of a
+// worktree that was there stays, as the worktree does.
+func (s *session) dropView(ctx context.Context) error {
+	if !s.rec.Workspace.Created || s.gitView == nil {
+		return nil
+	}
+	if _, err := s.gitView.Remove(ctx); err != nil {
+		return fmt.Errorf("left is %s: %w", s.agent.workspaceDir(s.rec.Workspace.Worktree), err)
+	}
+	return nil
+}
+
+// notesOf says what is different in the sandbox from what the repository has, and what a command can do to the base clone.
+func notesOf(w config.Workspace, layout string, found []gitguard.Finding) []string {
 	var notes []string
 	if w.Hooks == "off" {
 		notes = append(notes, "The repository's hooks don't run in the sandbox (workspace.hooks: off).")
 	}
-	return append(notes,
-		"The base clone's Git configuration is read-only in the sandbox: git config and remote add are refused.",
-		"Commands can write the base clone's refs and objects (git_layout shared): the isolated layout comes with the next release.")
+	notes = append(notes, "Git's configuration is read-only in the sandbox: git config and remote add are refused; the upstream that checkout --track and push -u would store is not stored.")
+	if layout == config.SharedLayout {
+		notes = append(notes,
+			"Commands write the base clone's refs and objects (git_layout shared): use it for sessions of one trust domain.",
+			"Deleting a packed ref, git pack-refs and git gc fail in the sandbox (git_layout shared).")
+	} else {
+		notes = append(notes, "Commands write nothing of the base clone: after each command the agent brings its commits over (git_layout isolated).")
+	}
+	for _, f := range found {
+		if f.Key == "" {
+			notes = append(notes, upper(findingText(f))+".")
+		}
+	}
+	return notes
+}
+
+func upper(s string) string {
+	if s == "" {
+		return s
+	}
+	return strings.ToUpper(s[:1]) + s[1:]
 }
 
 // undo takes back a session whose first sandbox could not be had, so that its caller can try again under the same id: it
@@ -185,10 +243,14 @@ func (s *session) undo(ctx context.Context) error {
 	ws, sb := s.rec.Workspace, s.rec.Sandbox
 	s.mu.Unlock()
 	var left error
+	var forgotten []journal.Op
 	if sb == nil || len(sb.Proof) == 0 {
-		left = workspace.Undo(ctx, ws)
+		left = alsoSay(s.dropView(ctx), workspace.Undo(ctx, ws))
+		if ws.Created {
+			forgotten = append(forgotten, journal.Delete(workspaceKey(ws.Worktree)))
+		}
 	}
-	if err := s.forget(); err != nil {
+	if err := s.forget(forgotten...); err != nil {
 		left = alsoSay(err, left)
 	}
 	return left
@@ -369,8 +431,8 @@ func (s *session) cancelRunning() {
 	}
 }
 
-// DeleteSession stops the sandbox with evidence and forgets the session and its exec records. The worktree, the
-// receipts and the keys stay on disk; the id is never used again.
+// DeleteSession stops the sandbox with evidence and forgets the session and its exec records. The worktree, what the agent
+// keeps for it, the receipts and the keys stay on disk; the id is never used again.
 func (a *Agent) DeleteSession(ctx context.Context, r *sandboxv1.DeleteSessionRequest) (*sandboxv1.Evidence, error) {
 	s, err := a.find(r.GetSessionId())
 	if err != nil {

@@ -14,8 +14,8 @@ import (
 )
 
 // stateDirs are the folders below state_dir that hold what the agent believes: its records, the receipts and the keys that
-// verify them, and the sandboxes' control sockets. What it makes in a sandbox's own folders belongs to that sandbox's ids.
-var stateDirs = []string{"journal", "receipts", "keys", "sandboxes"}
+// verify them, the sandboxes' control sockets, and the workspaces' private Git folders. What it makes in a sandbox's own folders belongs to that sandbox's ids.
+var stateDirs = []string{"journal", "receipts", "keys", "sandboxes", "workspaces"}
 
 // CheckStateDir refuses a state folder, or one of those below it, that somebody else owns or can write to: who can put a
 // file there can forge what the agent believes (P9). What does not exist yet is right. It is asked before anything is

@@ -202,13 +202,13 @@ func checkCreate(r *sandboxv1.CreateSessionRequest, c *config.Config) (*sandboxv
 	if len(r.GetGrants()) > 0 {
 		return nil, fmt.Errorf("%w: grants: leave them out", ErrUnimplemented)
 	}
-	if len(r.GetCaches()) > 0 {
-		return nil, fmt.Errorf("%w: caches: leave them out", ErrUnimplemented)
-	}
 	if err := checkEnv(r.GetEnv(), c.Workspace.AllowEnv); err != nil {
 		return nil, err
 	}
 	var err error
+	if out.Caches, err = checkCaches(r.GetCaches(), c); err != nil {
+		return nil, err
+	}
 	if out.Resources, err = checkResources(r.GetResources(), c.Limits); err != nil {
 		return nil, err
 	}
@@ -228,10 +228,7 @@ func checkCreate(r *sandboxv1.CreateSessionRequest, c *config.Config) (*sandboxv
 }
 
 func checkWorkspace(sessionID string, w *sandboxv1.Workspace, c *config.Config) (*sandboxv1.Workspace, error) {
-	if w.GetGitLayout() == config.IsolatedLayout {
-		return nil, fmt.Errorf("%w: workspace.git_layout isolated, which becomes the default with the next release: leave it out for shared", ErrUnimplemented)
-	}
-	layout, err := choose("workspace.git_layout", "workspace.git_layout", w.GetGitLayout(), c.Workspace.GitLayout, []string{config.SharedLayout})
+	layout, err := choose("workspace.git_layout", "both are", w.GetGitLayout(), c.Workspace.GitLayout, []string{config.IsolatedLayout, config.SharedLayout})
 	if err != nil {
 		return nil, err
 	}

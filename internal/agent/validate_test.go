@@ -1,7 +1,11 @@
 package agent
 
 import (
+	"fmt"
+	"maps"
 	"math"
+	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -57,9 +61,10 @@ func TestABadCreateSessionIsRefusedWithItsFieldAndTheRemedy(t *testing.T) {
 	good := func() *sandboxv1.CreateSessionRequest {
 		return &sandboxv1.CreateSessionRequest{SessionId: "s", Workspace: &sandboxv1.Workspace{Repository: "/srv/repo", Worktree: "/srv/wt"}}
 	}
+	c.Caches = map[string]config.Cache{"pip": {Source: "/srv/pip", Path: ".cache/pip"}}
 	filled, err := checkCreate(good(), &c)
 	require.NoError(t, err)
-	require.Equal(t, "shared", filled.GetWorkspace().GetGitLayout())
+	require.Equal(t, "isolated", filled.GetWorkspace().GetGitLayout(), "the default: commands write nothing of the base clone")
 	require.Equal(t, "embedded", filled.GetRuntime())
 	require.Equal(t, "none", filled.GetNetwork().GetMode())
 	require.Equal(t, c.Limits.MemoryBytes, filled.GetResources().GetMemoryBytes())
@@ -68,9 +73,22 @@ func TestABadCreateSessionIsRefusedWithItsFieldAndTheRemedy(t *testing.T) {
 		kind   error
 		says   string
 	}{
-		"a session id with /":   {func(r *sandboxv1.CreateSessionRequest) { r.SessionId = "a/b" }, ErrInvalid, "session_id"},
-		"grants":                {func(r *sandboxv1.CreateSessionRequest) { r.Grants = []*sandboxv1.Grant{{}} }, ErrUnimplemented, "grants"},
-		"caches":                {func(r *sandboxv1.CreateSessionRequest) { r.Caches = []*sandboxv1.Cache{{}} }, ErrUnimplemented, "caches"},
+		"a session id with /":    {func(r *sandboxv1.CreateSessionRequest) { r.SessionId = "a/b" }, ErrInvalid, "session_id"},
+		"grants":                 {func(r *sandboxv1.CreateSessionRequest) { r.Grants = []*sandboxv1.Grant{{}} }, ErrUnimplemented, "grants"},
+		"a cache without a name": {func(r *sandboxv1.CreateSessionRequest) { r.Caches = []*sandboxv1.Cache{{Path: "x"}} }, ErrInvalid, "caches: name"},
+		"a cache above HOME":     {func(r *sandboxv1.CreateSessionRequest) { r.Caches = []*sandboxv1.Cache{{Name: "x", Path: "../x"}} }, ErrInvalid, "relative to HOME"},
+		"a cache that is HOME":   {func(r *sandboxv1.CreateSessionRequest) { r.Caches = []*sandboxv1.Cache{{Name: "x", Path: "."}} }, ErrInvalid, "relative to HOME"},
+		"caches in each other": {func(r *sandboxv1.CreateSessionRequest) {
+			r.Caches = []*sandboxv1.Cache{{Name: "x", Path: "a/b"}, {Name: "y", Path: "a"}}
+		}, ErrInvalid, "in each other"},
+		"a cache twice": {func(r *sandboxv1.CreateSessionRequest) {
+			r.Caches = []*sandboxv1.Cache{{Name: "x", Path: "a"}, {Name: "x", Path: "b"}}
+		}, ErrInvalid, "twice"},
+		"too many caches":                {func(r *sandboxv1.CreateSessionRequest) { r.Caches = make([]*sandboxv1.Cache, 17) }, ErrInvalid, "at most 16"},
+		"a shared cache that nobody has": {func(r *sandboxv1.CreateSessionRequest) { r.Caches = []*sandboxv1.Cache{{Name: "x", ReadOnly: true}} }, ErrInvalid, "no shared cache"},
+		"a shared cache elsewhere": {func(r *sandboxv1.CreateSessionRequest) {
+			r.Caches = []*sandboxv1.Cache{{Name: "pip", Path: "x", ReadOnly: true}}
+		}, ErrInvalid, ".cache/pip"},
 		"an unknown runtime":    {func(r *sandboxv1.CreateSessionRequest) { r.Runtime = "kata" }, ErrInvalid, "runtime.allowed"},
 		"an unknown network":    {func(r *sandboxv1.CreateSessionRequest) { r.Network = &sandboxv1.Network{Mode: "bridge"} }, ErrInvalid, "network.allowed"},
 		"too much memory":       {func(r *sandboxv1.CreateSessionRequest) { r.Resources = &sandboxv1.Resources{MemoryBytes: 1 << 50} }, ErrInvalid, "limits.memory_bytes"},
@@ -82,7 +100,6 @@ func TestABadCreateSessionIsRefusedWithItsFieldAndTheRemedy(t *testing.T) {
 		"one outside":           {func(r *sandboxv1.CreateSessionRequest) { r.Workspace.Worktree = "/opt/wt" }, ErrInvalid, "workspace.roots"},
 		"the repository itself": {func(r *sandboxv1.CreateSessionRequest) { r.Workspace.Worktree = "/srv/repo" }, ErrInvalid, "base clone"},
 		"a folder around it":    {func(r *sandboxv1.CreateSessionRequest) { r.Workspace.Repository = "/srv/wt/repo" }, ErrInvalid, "base clone"},
-		"the layout to come":    {func(r *sandboxv1.CreateSessionRequest) { r.Workspace.GitLayout = "isolated" }, ErrUnimplemented, "leave it out for shared"},
 		"an unknown layout":     {func(r *sandboxv1.CreateSessionRequest) { r.Workspace.GitLayout = "x" }, ErrInvalid, "git_layout"},
 	} {
 		r := good()
@@ -106,20 +123,29 @@ func TestASessionCannotSetWhatDecidesWhichProgramsRun(t *testing.T) {
 
 func TestTheEnvironmentOfACommandIsFixedAndSmall(t *testing.T) {
 	w := config.Workspace{Hooks: "off", Identity: config.Identity{Name: "N", Email: "n@x"}}
-	got := map[string]string{}
-	for _, v := range commandEnv("/srv/wt", w, map[string]string{"CI": "1"}) {
-		require.NotContains(t, got, v.GetName(), "no variable twice")
-		got[v.GetName()] = v.GetValue()
-	}
-	require.Equal(t, map[string]string{
+	common := map[string]string{
 		"PATH": commandPath, "HOME": "/home/sandbox", "LANG": "C.UTF-8",
 		"TMPDIR": "/srv/wt/.sandbox-tmp", "TMP": "/srv/wt/.sandbox-tmp", "TEMP": "/srv/wt/.sandbox-tmp",
 		"GIT_AUTHOR_NAME": "N", "GIT_AUTHOR_EMAIL": "n@x", "GIT_COMMITTER_NAME": "N", "GIT_COMMITTER_EMAIL": "n@x",
-		"GIT_TERMINAL_PROMPT": "0", "GIT_CONFIG_COUNT": "8",
-		"GIT_CONFIG_KEY_0": "user.name", "GIT_CONFIG_VALUE_0": "N", "GIT_CONFIG_KEY_1": "user.email", "GIT_CONFIG_VALUE_1": "n@x",
-		"GIT_CONFIG_KEY_2": "commit.gpgSign", "GIT_CONFIG_VALUE_2": "false", "GIT_CONFIG_KEY_3": "tag.gpgSign", "GIT_CONFIG_VALUE_3": "false",
-		"GIT_CONFIG_KEY_4": "gc.writeCommitGraph", "GIT_CONFIG_VALUE_4": "false", "GIT_CONFIG_KEY_5": "fetch.writeCommitGraph", "GIT_CONFIG_VALUE_5": "false",
-		"GIT_CONFIG_KEY_6": "repack.updateServerInfo", "GIT_CONFIG_VALUE_6": "false", "GIT_CONFIG_KEY_7": "core.hooksPath", "GIT_CONFIG_VALUE_7": "/dev/null",
-		"CI": "1",
-	}, got)
+		"GIT_TERMINAL_PROMPT": "0", "CI": "1",
+	}
+	settings := []string{"user.name=N", "user.email=n@x", "commit.gpgSign=false", "tag.gpgSign=false"}
+	for layout, more := range map[string][]string{
+		"isolated": nil, // it has a configuration of its own
+		"shared":   {"gc.writeCommitGraph=false", "fetch.writeCommitGraph=false", "core.commitGraph=false", "repack.updateServerInfo=false", "core.hooksPath=/dev/null"},
+	} {
+		want := maps.Clone(common)
+		all := slices.Concat(settings, more)
+		want["GIT_CONFIG_COUNT"] = strconv.Itoa(len(all))
+		for i, kv := range all {
+			key, value, _ := strings.Cut(kv, "=")
+			want[fmt.Sprintf("GIT_CONFIG_KEY_%d", i)], want[fmt.Sprintf("GIT_CONFIG_VALUE_%d", i)] = key, value
+		}
+		got := map[string]string{}
+		for _, v := range commandEnv("/srv/wt", layout, w, map[string]string{"CI": "1"}) {
+			require.NotContains(t, got, v.GetName(), "no variable twice")
+			got[v.GetName()] = v.GetValue()
+		}
+		require.Equal(t, want, got, layout)
+	}
 }

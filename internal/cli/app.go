@@ -51,6 +51,7 @@ func newApp(stdout, stderr io.Writer) *cli.Command {
 			sessionCommand(),
 			execCommand(),
 			gitCommand(),
+			workspaceCommand(),
 			receiptCommand(),
 			checkCommand(),
 			versionCommand(),
@@ -111,9 +112,9 @@ func helpForNone(_ context.Context, c *cli.Command, name string) {
 	c.Root().Metadata[unknownCommand] = noCommand(c, name)
 }
 
-// usageCode is 2, but 125 for exec: there, 2 would be taken for the command's own code.
+// usageCode is 2, but 125 for exec and git: there, 2 would be taken for the command's own code.
 func usageCode(c *cli.Command) int {
-	if c.Name == "exec" {
+	if c.Name == "exec" || c.Name == "git" {
 		return ExitRefused
 	}
 	return ExitUsage

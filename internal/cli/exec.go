@@ -318,6 +318,7 @@ func (x *execCall) say(res *sandboxv1.ExecResult, verbose bool) {
 	if x.json {
 		return
 	}
+	sayHarvest(x.stderr, "exec "+res.ExecId, res.Harvest)
 	for _, s := range []struct {
 		name  string
 		shown uint64

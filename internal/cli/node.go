@@ -2,7 +2,6 @@ package cli
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"runtime"
 	"text/tabwriter"
@@ -93,41 +92,5 @@ func runVersion(ctx context.Context, c *cli.Command) error {
 	}
 	_, err = fmt.Fprintf(c.Root().Writer, "%s %s (%s, %s/%s)\nagent %s, kernel %s, runtime %s, %d sessions\n", program, Version,
 		runtime.Version(), runtime.GOOS, runtime.GOARCH, info.Version, info.Kernel, info.DefaultRuntime, info.Sessions)
-	return err
-}
-
-func gitCommand() *cli.Command {
-	return &cli.Command{
-		Name:      "git",
-		Usage:     "run a trusted Git command in a session's jail (not in this version)",
-		ArgsUsage: "SESSION -- ARGUMENT...",
-		Flags:     clientFlags(ownerEpochFlag()),
-		Action:    runGit,
-	}
-}
-
-func runGit(ctx context.Context, c *cli.Command) error {
-	a := c.Args().Slice()
-	if len(a) < 2 {
-		return usagef("git takes SESSION -- ARGUMENT..., got %d arguments (see %s --help)", len(a), c.FullName())
-	}
-	cl := newClient(c)
-	res, err := cl.Git.Git(ctx, &sandboxv1.GitRequest{SessionId: a[0], OwnerEpoch: c.Uint64("owner-epoch"), Args: a[1:]})
-	if err != nil {
-		return cl.Explain("running git in session "+a[0], err)
-	}
-	if c.Bool("json") {
-		err = printJSON(c.Root().Writer, res)
-	} else {
-		_, outErr := c.Root().Writer.Write(res.Stdout)
-		_, errErr := c.Root().ErrWriter.Write(res.Stderr)
-		err = errors.Join(outErr, errErr)
-		if res.Truncated {
-			fmt.Fprintf(c.Root().ErrWriter, "%s: the output was cut\n", program)
-		}
-	}
-	if err == nil && res.ExitCode != 0 {
-		err = withCode(int(res.ExitCode), errSilent)
-	}
 	return err
 }

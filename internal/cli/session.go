@@ -5,8 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"text/tabwriter"
@@ -38,6 +40,11 @@ func sessionCommand() *cli.Command {
 				Flags: clientFlags(ownerEpochFlag(),
 					&cli.StringFlag{Name: "file", Usage: "the grants as JSON in `FILE`"}),
 				Action: runSessionGrants,
+			},
+			{
+				Name: "harvest", Usage: "bring a session's Git work to the base clone now, for example after a conflict was resolved", ArgsUsage: "SESSION",
+				Description: "The agent does this after every command. The exit code is 1 when there is a conflict, or it failed.",
+				Flags:       clientFlags(ownerEpochFlag()), Action: runSessionHarvest,
 			},
 			{
 				Name: "retire", Usage: "stop a session's sandbox and wait for the evidence; the workspace stays", ArgsUsage: "SESSION",
@@ -73,6 +80,8 @@ func sessionCreateCommand() *cli.Command {
 			&cli.StringFlag{Name: "git-layout", Usage: "isolated or shared (default: the node's)"},
 			&cli.StringFlag{Name: "network", Usage: "none, bridge or cni (default: the node's)"},
 			&cli.StringSliceFlag{Name: "network-allow", Usage: "a `DESTINATION` that the egress policy lets through; can be given again"},
+			&cli.StringSliceFlag{Name: "cache", Usage: "`NAME=PATH`: a folder below HOME that stays with the workspace; can be given again"},
+			&cli.StringSliceFlag{Name: "cache-ro", Usage: "`NAME` of one of the node's shared caches, read-only; can be given again"},
 			&cli.StringSliceFlag{Name: "env", Usage: "`KEY=VALUE` for every command; can be given again"},
 			&cli.FloatFlag{HideDefault: true, Name: "cpus", Usage: "CPUs of a command, in cores"},
 			&cli.StringFlag{Name: "memory", Usage: "memory of a command: bytes, or with KiB, MiB, GiB"},
@@ -118,6 +127,10 @@ func createRequest(c *cli.Command) (*sandboxv1.CreateSessionRequest, error) {
 	if err != nil {
 		return nil, err
 	}
+	caches, err := cacheFlags(c)
+	if err != nil {
+		return nil, err
+	}
 	memory, err := parseBytes(c.String("memory"))
 	if err != nil {
 		return nil, fmt.Errorf("--memory: %w", err)
@@ -131,7 +144,24 @@ func createRequest(c *cli.Command) (*sandboxv1.CreateSessionRequest, error) {
 		Resources: &sandboxv1.Resources{Cpus: c.Float("cpus"), MemoryBytes: memory, Pids: c.Int64("pids")},
 		Network:   &sandboxv1.Network{Mode: c.String("network"), Allow: c.StringSlice("network-allow")},
 		Env:       env,
+		Caches:    caches,
 	}, nil
+}
+
+// cacheFlags reads --cache and --cache-ro.
+func cacheFlags(c *cli.Command) ([]*sandboxv1.Cache, error) {
+	own, err := keyValues("cache", c.StringSlice("cache"))
+	if err != nil {
+		return nil, err
+	}
+	var out []*sandboxv1.Cache
+	for _, name := range slices.Sorted(maps.Keys(own)) {
+		out = append(out, &sandboxv1.Cache{Name: name, Path: own[name]})
+	}
+	for _, name := range c.StringSlice("cache-ro") {
+		out = append(out, &sandboxv1.Cache{Name: name, ReadOnly: true})
+	}
+	return out, nil
 }
 
 // absolute lets a person type a relative path; the API takes none. Links are left alone: the agent refuses them.
@@ -200,6 +230,10 @@ func showSession(out io.Writer, s *sandboxv1.Session) error {
 	row("repository", s.GetWorkspace().GetRepository())
 	row("worktree", s.GetWorkspace().GetWorktree())
 	row("branch", s.GetWorkspace().GetBranch())
+	row("git layout", s.GetWorkspace().GetGitLayout())
+	for _, x := range s.Caches {
+		row("cache", cacheText(x))
+	}
 	if b := s.GetSandbox(); b != nil {
 		row("sandbox", fmt.Sprintf("%s (%s, %s)", b.Id, b.Runtime, b.State))
 		if b.StartedAt != nil {
@@ -218,10 +252,88 @@ func showSession(out io.Writer, s *sandboxv1.Session) error {
 	}
 	row("running", s.RunningExecId)
 	row("queued", strings.Join(s.QueuedExecIds, " "))
+	row("last harvest", harvestText(s.LastHarvest))
+	row("conflict", s.GetLastHarvest().GetConflict())
 	for _, n := range s.Notes {
 		row("note", n)
 	}
+	for _, f := range s.LeftOut {
+		row("left out", findingText(f))
+	}
+	if err := w.Flush(); err != nil {
+		return err
+	}
+	return showMounts(out, s)
+}
+
+func cacheText(x *sandboxv1.Cache) string {
+	if x.ReadOnly {
+		return fmt.Sprintf("%s at ~/%s, shared and read-only", x.Name, x.Path)
+	}
+	return fmt.Sprintf("%s at ~/%s", x.Name, x.Path)
+}
+
+// findingText is what the guard says of one thing of a repository.
+func findingText(f *sandboxv1.GuardFinding) string {
+	where := f.File
+	if f.Line > 0 {
+		where += ":" + strconv.FormatUint(uint64(f.Line), 10)
+	}
+	var head []string
+	for _, s := range []string{f.Key, where} {
+		if s != "" {
+			head = append(head, s)
+		}
+	}
+	return strings.Join(append(head, f.Why), ": ")
+}
+
+// showMounts shows the mount plan, in the order in which it is made, with what was seen of its seals.
+func showMounts(out io.Writer, s *sandboxv1.Session) error {
+	if len(s.Mounts) == 0 {
+		return nil
+	}
+	seals := map[string]*sandboxv1.Seal{}
+	for _, x := range s.GetSandbox().GetSeals() {
+		seals[x.Path] = x
+	}
+	w := tabwriter.NewWriter(out, 0, 8, 2, ' ', 0)
+	fmt.Fprintln(w, "\nMOUNT\tACCESS\tSOURCE\tSEAL")
+	for _, m := range s.Mounts {
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s\n", m.Target, accessText(m), sourceText(m), sealText(m, seals[m.Target]))
+	}
 	return w.Flush()
+}
+
+func accessText(m *sandboxv1.Mount) string {
+	if m.ReadOnly {
+		return "read-only"
+	}
+	return "writable"
+}
+
+func sourceText(m *sandboxv1.Mount) string {
+	switch {
+	case m.Empty:
+		return "(empty)"
+	case m.Source == m.Target:
+		return "(the same)"
+	}
+	return m.Source
+}
+
+func sealText(m *sandboxv1.Mount, x *sandboxv1.Seal) string {
+	switch {
+	case !m.Seal:
+		return ""
+	case x == nil:
+		return "sealed"
+	}
+	text := fmt.Sprintf("mount %d, device %d, inode %d", x.MountId, x.Device, x.Inode)
+	if x.Sha256 != "" {
+		text += ", sha256 " + x.Sha256
+	}
+	return text
 }
 
 func showEvidence(row func(name, value string), e *sandboxv1.Evidence) {

@@ -180,7 +180,7 @@ func Default(nodeMemory int64) Config {
 		Rootfs:     "host",
 		Workspace: Workspace{
 			Roots:     []string{"/var/lib/sandbox-workspaces", "/home", "/srv", "/workspaces", "/mnt"},
-			GitLayout: SharedLayout,
+			GitLayout: IsolatedLayout,
 			Hooks:     "off",
 			Identity:  Identity{Name: "Sandbox Agent", Email: "sandbox-agent@localhost"},
 		},

@@ -161,12 +161,13 @@ func TestWhatIsOfTheWrongKindIsSaidInTheFilesOwnWords(t *testing.T) {
 
 func TestLayoutExportsAndCachesAreReadFromTheFile(t *testing.T) {
 	c := Default(16 * gib)
+	require.Equal(t, IsolatedLayout, c.Workspace.GitLayout, "the default: commands write nothing of the base clone")
 	require.NoError(t, Parse([]byte(`
-workspace: {git_layout: isolated, export: ["refs/tags/*"]}
+workspace: {git_layout: shared, export: ["refs/tags/*"]}
 caches: {pip: {source: /srv/cache/pip, path: .cache/pip}}
 `), &c))
 	require.NoError(t, c.Validate())
-	require.Equal(t, IsolatedLayout, c.Workspace.GitLayout)
+	require.Equal(t, SharedLayout, c.Workspace.GitLayout)
 	require.Equal(t, []string{"refs/tags/*"}, c.Workspace.Export)
 	require.Equal(t, map[string]Cache{"pip": {Source: "/srv/cache/pip", Path: ".cache/pip"}}, c.Caches)
 }

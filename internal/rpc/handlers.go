@@ -16,7 +16,7 @@ import (
 func register(server *connect.Server, a *agent.Agent) {
 	sandboxv1connect.RegisterSessionServiceHandler(server, &sessions{agent: a})
 	sandboxv1connect.RegisterExecServiceHandler(server, &execs{agent: a})
-	sandboxv1connect.RegisterGitServiceHandler(server, sandboxv1connect.UnimplementedGitServiceHandler{})
+	sandboxv1connect.RegisterGitServiceHandler(server, &git{agent: a})
 	sandboxv1connect.RegisterNodeServiceHandler(server, &node{agent: a})
 	grpcreflect.Register(server)
 }
@@ -72,6 +72,24 @@ func (h *sessions) DeleteSession(ctx context.Context, r *sandboxv1.DeleteSession
 		return nil, err
 	}
 	return &sandboxv1.DeleteSessionResponse{Evidence: evidence}, nil
+}
+
+func (h *sessions) DeleteWorkspace(ctx context.Context, r *sandboxv1.DeleteWorkspaceRequest) (*sandboxv1.DeleteWorkspaceResponse, error) {
+	return h.agent.DeleteWorkspace(ctx, r)
+}
+
+type git struct{ agent *agent.Agent }
+
+func (h *git) Git(ctx context.Context, r *sandboxv1.GitRequest) (*sandboxv1.GitResponse, error) {
+	return h.agent.Git(ctx, r)
+}
+
+func (h *git) Harvest(ctx context.Context, r *sandboxv1.HarvestRequest) (*sandboxv1.HarvestResponse, error) {
+	harvest, err := h.agent.Harvest(ctx, r)
+	if err != nil {
+		return nil, err
+	}
+	return &sandboxv1.HarvestResponse{Harvest: harvest}, nil
 }
 
 type execs struct {

@@ -81,6 +81,9 @@ func Run(ctx context.Context, o Options) (err error) {
 			return err
 		}
 	}
+	if err := t.fromOutside(ctx); err != nil {
+		return err
+	}
 	if err := t.wholeChain(); err != nil {
 		return err
 	}
@@ -171,6 +174,7 @@ func (t *tour) cleanUp(ctx context.Context) error {
 	}
 	if sandboxGone { // removing what a live sandbox still uses would hide the problem, not solve it
 		fail("removing the worktree and its branch", t.repo.forget(ctx, t.worktree, t.branch))
+		fail("removing what was kept of the session's work", t.repo.forgetKept(ctx, t.id))
 	}
 	if len(errs) == 0 {
 		fail("removing the demo's folder", os.RemoveAll(t.place.dir))
@@ -192,12 +196,12 @@ func (t *tour) endSession(ctx context.Context) error {
 		}
 		t.agent = agent
 	}
-	res, err := t.agent.client.Sessions.DeleteSession(ctx, &sandboxv1.DeleteSessionRequest{SessionId: t.id})
+	res, err := t.agent.client.Sessions.DeleteWorkspace(ctx, &sandboxv1.DeleteWorkspaceRequest{SessionId: t.id, Force: true})
 	if err != nil {
 		if t.session == nil && isNotFound(err) {
 			return nil // it was never made
 		}
-		return t.agent.client.Explain("deleting session "+t.id, err)
+		return t.agent.client.Explain("deleting the workspace of session "+t.id, err)
 	}
 	if e := res.GetEvidence(); e != nil {
 		t.line("   the sandbox is gone, on evidence:")
@@ -214,7 +218,7 @@ func (t *tour) endSession(ctx context.Context) error {
 // left says what somebody leaves behind who doesn't wait for the clean-up, and how to remove it. It is called while
 // the demo runs, so it looks at nothing that changes.
 func (t *tour) left() func() []string {
-	dir, worktree, branch := t.place.dir, t.worktree, t.branch
+	dir, worktree, branch, kept := t.place.dir, t.worktree, t.branch, keptRefs(t.id)
 	git := "git -C " + t.repo.path
 	if t.repo.uid != 0 { // Git refuses root in somebody else's clone
 		git = fmt.Sprintf("setpriv --reuid %d --regid %d --clear-groups %s", t.repo.uid, t.repo.gid, git)
@@ -224,6 +228,7 @@ func (t *tour) left() func() []string {
 			"left behind, if the clean-up had not come to it; each line removes one thing:",
 			"  " + git + " worktree remove --force --force " + worktree,
 			"  " + git + " branch -D " + branch,
+			"  " + git + " for-each-ref --format='delete %(refname)' " + kept + " | " + git + " update-ref --stdin",
 			"  rm -rf " + dir,
 			"The demo's agent stops the sandbox and ends by itself; its log is " + filepath.Join(dir, "agent.log") + ".",
 		}
@@ -262,6 +267,7 @@ func (t *tour) next() []string {
 		"   Then, from another terminal:",
 		"     "+t.paint(cyan, p+" session create --repo "+t.repo.path+" --branch try-it"),
 		"     "+t.paint(cyan, p+" exec SESSION -- 'git status'"),
+		"     "+t.paint(cyan, p+" git SESSION -- status")+"   # not plain git: commands have written there",
 		"     "+t.paint(cyan, p+" receipt verify --all /var/lib/sandbox-agent/receipts"),
 		"   How it works is in docs/architecture.md, what it does not protect against in docs/threat-model.md.",
 	)

@@ -110,3 +110,17 @@ func (r *repository) forget(ctx context.Context, worktree, branch string) error 
 	}
 	return errors.Join(errs...)
 }
+
+// keptRefs is where the base clone keeps a session's work.
+func keptRefs(session string) string { return "refs/sandboxes/" + session + "/" }
+
+// forgetKept removes what the base clone keeps of a session's work, should the agent not have come to it.
+func (r *repository) forgetKept(ctx context.Context, session string) error {
+	found, err := r.git(ctx, "for-each-ref", "--format=%(refname)", keptRefs(session))
+	for _, ref := range strings.Fields(found) {
+		if err == nil {
+			_, err = r.git(ctx, "update-ref", "-d", ref)
+		}
+	}
+	return err
+}

@@ -59,8 +59,8 @@ func (t *tour) steps() []step {
 	}
 }
 
-// lastStep: the session, the steps, the chain, the changed receipt.
-func (t *tour) lastStep() int { return 1 + len(t.steps()) + 2 }
+// lastStep: the session, the steps, Git from outside, the chain, the changed receipt.
+func (t *tour) lastStep() int { return 1 + len(t.steps()) + 3 }
 
 // walk runs one step.
 func (t *tour) walk(ctx context.Context, s step) error {
@@ -185,7 +185,7 @@ func (t *tour) commit() step {
 	return step{
 		id: "commit", title: "An edit and a commit", why: "What a command writes is in the worktree, and what it commits is in the repository.",
 		command: fmt.Sprintf("echo 'Written in a sandbox.' > %s\ngit add -f %s && git commit -q -m '%s' && git show --stat --format='%%h %%an: %%s'", file, file, message),
-		expect: func(outcome) []check {
+		expect: func(r outcome) []check {
 			subject, err := t.repo.git(context.Background(), "log", "-1", "--format=%s", t.branch)
 			st, owner := os.Lstat(filepath.Join(t.worktree, file))
 			uid := uint32(1<<32 - 1)
@@ -193,6 +193,7 @@ func (t *tour) commit() step {
 				uid = uidOf(st)
 			}
 			return []check{
+				{what: "after the command, the agent brought the commit to the base clone, which the command could not write", holds: r.GetHarvest().GetStatus() == "HARVESTED", detail: r.GetHarvest().GetStatus() + " " + r.GetHarvest().GetDetail()},
 				{what: fmt.Sprintf("outside, branch %s ends in that commit", t.branch), holds: err == nil && subject == message, detail: subject + text(err)},
 				{what: fmt.Sprintf("outside, the file belongs to the repository's owner (uid %d)", t.repo.uid), holds: owner == nil && uid == t.repo.uid, detail: fmt.Sprintf("uid %d %s", uid, text(owner))},
 			}
@@ -390,6 +391,30 @@ func (t *tour) pid1() step {
 			}
 		},
 	}
+}
+
+// fromOutside looks at the work as a person would: at the commit in the base clone, and at the worktree through the agent.
+func (t *tour) fromOutside(ctx context.Context) error {
+	t.step++
+	t.heading(t.step, "Git from outside", "In the base clone plain Git is safe. In the worktree it is not: commands have written there. The agent runs Git there in a jail.")
+	t.command("git -C " + t.repo.path + " log --oneline -2 " + t.branch)
+	log, err := t.repo.git(ctx, "log", "--oneline", "-2", t.branch)
+	if err != nil {
+		return err
+	}
+	t.output([]byte(log), uint64(len(log)))
+	t.command("sandbox-agent git " + t.id + " -- status --short --branch")
+	res, err := t.agent.client.Git.Git(ctx, &sandboxv1.GitRequest{SessionId: t.id, Args: []string{"status", "--short", "--branch"}})
+	if err != nil {
+		return t.agent.client.Explain("running git in session "+t.id, err)
+	}
+	t.output(res.Stdout, uint64(len(res.Stdout)))
+	t.output(res.Stderr, uint64(len(res.Stderr)))
+	_, err = t.agent.client.Git.Git(ctx, &sandboxv1.GitRequest{SessionId: t.id, Args: []string{"-c", "core.fsmonitor=/bin/true", "status"}})
+	t.count(check{what: "the base clone has the commit", holds: strings.Contains(log, "Try the sandbox"), detail: log})
+	t.count(check{what: "the worktree is on the session's branch", holds: res.ExitCode == 0 && strings.HasPrefix(string(res.Stdout), "## "+t.branch), detail: string(res.Stdout) + string(res.Stderr)})
+	t.count(check{what: "an option that would have Git run a program is refused", holds: connect.CodeOf(err) == connect.CodeInvalidArgument, detail: text(err)})
+	return nil
 }
 
 // wholeChain checks all receipts of the sandbox together.

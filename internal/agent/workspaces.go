@@ -1,0 +1,173 @@
+package agent
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+
+	sandboxv1 "github.com/sandbox-agent/sandbox-agent/api/sandbox/v1"
+	"github.com/sandbox-agent/sandbox-agent/internal/agent/gitview"
+	"github.com/sandbox-agent/sandbox-agent/internal/agent/journal"
+	"github.com/sandbox-agent/sandbox-agent/internal/agent/workspace"
+	"github.com/sandbox-agent/sandbox-agent/pkg/mounts"
+)
+
+// DeleteWorkspace removes a worktree and what the agent keeps for it, and the session that has it. Each step can be
+// repeated: after a crash in the middle the same call completes it.
+func (a *Agent) DeleteWorkspace(ctx context.Context, r *sandboxv1.DeleteWorkspaceRequest) (*sandboxv1.DeleteWorkspaceResponse, error) {
+	switch {
+	case (r.GetSessionId() == "") == (r.GetWorktree() == ""):
+		return nil, invalid("name the session_id, or, when no session has the workspace any more, the worktree: one of the two")
+	case r.GetSessionId() != "":
+		return a.deleteOfSession(ctx, r)
+	}
+	if err := a.cfg.CheckWorkspacePath("worktree", r.GetWorktree()); err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrInvalid, err)
+	}
+	return a.deleteOrphan(context.WithoutCancel(ctx), r.GetWorktree(), r.GetForce())
+}
+
+func (a *Agent) deleteOfSession(ctx context.Context, r *sandboxv1.DeleteWorkspaceRequest) (*sandboxv1.DeleteWorkspaceResponse, error) {
+	s, err := a.find(r.GetSessionId())
+	if err != nil {
+		return nil, err
+	}
+	var removed []string
+	check := func() error { return s.checkFence(r.GetOwnerEpoch(), 0) }
+	evidence, err := s.retire(ctx, check, "The workspace is deleted.", func() (err error) {
+		if removed, err = s.removeWorkspace(context.WithoutCancel(ctx), r.GetForce()); err != nil {
+			return err
+		}
+		return s.bury()
+	})
+	if err != nil {
+		return nil, err
+	}
+	return &sandboxv1.DeleteWorkspaceResponse{Evidence: evidenceProto(evidence), Removed: removed}, nil
+}
+
+// deleteOrphan deletes the workspace of sessions that are gone. While it does, the worktree is reserved.
+func (a *Agent) deleteOrphan(ctx context.Context, worktree string, force bool) (*sandboxv1.DeleteWorkspaceResponse, error) {
+	const nobody = "(being deleted)"
+	if err := a.reserveWorkspace(worktree, nobody); err != nil {
+		return nil, err
+	}
+	defer a.releaseWorkspace(worktree, nobody)
+	rec, err := a.workspaceRecordOf(worktree)
+	switch {
+	case err != nil:
+		return nil, err
+	case rec == nil:
+		return nil, fmt.Errorf("%w: no session ever had worktree %s: git worktree remove removes it", ErrNotFound, worktree)
+	}
+	if !rec.Deleting {
+		if err := workspace.Recheck(rec.Workspace); err != nil && !force {
+			return nil, fmt.Errorf("%w: looking at the workspace of %s: %w (force deletes what is left of it)", ErrPrecondition, worktree, err)
+		}
+	}
+	// A session that nobody has: it opens, harvests and judges as one would.
+	s := newSession(a, sessionRecord{ID: rec.Session, State: Idle, Workspace: rec.Workspace, GitLayout: rec.Layout})
+	removed, err := s.removeWorkspace(ctx, force)
+	if err != nil {
+		return nil, err
+	}
+	return &sandboxv1.DeleteWorkspaceResponse{Removed: removed}, nil
+}
+
+// removeWorkspace removes, in this order: what the base clone keeps for the workspace and its private Git folder, the
+// worktree, and the rest of what the agent keeps. From the mark on, which is durable, there is no way back, and nothing
+// is asked again. No command may be running.
+func (s *session) removeWorkspace(ctx context.Context, force bool) ([]string, error) {
+	a := s.agent
+	s.mu.Lock()
+	ws, layout := s.rec.Workspace, s.rec.GitLayout
+	s.mu.Unlock()
+	begun := a.checkNotDeleting(ws.Worktree) != nil
+	there := mounts.Exists(ws.Worktree) && mounts.Exists(ws.MetaDir)
+	var view *gitview.View
+	var err error
+	if there {
+		if view, err = s.openView(ctx); err != nil && !force && !begun {
+			return nil, fmt.Errorf("%w: looking at what the workspace of %s holds: %w (force deletes it all the same)", ErrPrecondition, ws.Worktree, err)
+		}
+	}
+	if view != nil && !begun {
+		s.harvest(ctx)
+		if err := nothingToLose(ctx, view, ws, force); err != nil {
+			return nil, err
+		}
+	}
+	if err := a.journal.Update(ctx, true, workspaceOp(s.id, ws, layout, true)); err != nil {
+		return nil, fmt.Errorf("%w: marking the workspace of %s as being deleted: %w", ErrUnavailable, ws.Worktree, err)
+	}
+	var removed []string
+	if view != nil {
+		if removed, err = view.Remove(ctx); err != nil {
+			return nil, fmt.Errorf("removing the private Git folder of %s: %w", ws.Worktree, err)
+		}
+	}
+	if err := workspace.Remove(ctx, ws); err != nil {
+		return nil, err
+	}
+	if there {
+		removed = append(removed, ws.Worktree)
+	}
+	if dir := a.workspaceDir(ws.Worktree); mounts.Exists(dir) {
+		if err := os.RemoveAll(dir); err != nil {
+			return nil, fmt.Errorf("removing what was kept for %s: %w", ws.Worktree, err)
+		}
+		removed = append(removed, dir)
+	}
+	if err := a.journal.Update(ctx, true, journal.Delete(workspaceKey(ws.Worktree))); err != nil {
+		return nil, fmt.Errorf("%w: forgetting the workspace of %s: %w", ErrUnavailable, ws.Worktree, err)
+	}
+	return removed, nil
+}
+
+// nothingToLose refuses to throw work away that nobody else has, unless that is what was asked for.
+func nothingToLose(ctx context.Context, view *gitview.View, ws workspace.Workspace, force bool) error {
+	if force {
+		return nil
+	}
+	unsaved, err := view.Unsaved(ctx)
+	if err != nil {
+		return fmt.Errorf("%w: looking for work in %s that would be lost: %w (force deletes it all the same)", ErrPrecondition, ws.Worktree, err)
+	}
+	if len(unsaved) > 0 {
+		return fmt.Errorf("%w: deleting the workspace of %s would lose work: %s (commit it, or use force)", ErrPrecondition, ws.Worktree, strings.Join(unsaved, " "))
+	}
+	return nil
+}
+
+// workspaceRecordOf is what the journal has of a worktree's workspace, nil if it has nothing.
+func (a *Agent) workspaceRecordOf(worktree string) (*workspaceRecord, error) {
+	b, err := a.journal.Get(workspaceKey(worktree))
+	if errors.Is(err, journal.ErrNotFound) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("looking up the workspace of %s: %w", worktree, err)
+	}
+	rec := &workspaceRecord{}
+	if err := json.Unmarshal(b, rec); err != nil {
+		return nil, fmt.Errorf("%w: the record of the workspace of %s can't be read: %w", ErrDataLoss, worktree, err)
+	}
+	return rec, nil
+}
+
+// checkNotDeleting refuses a worktree of which a part may be gone already.
+func (a *Agent) checkNotDeleting(worktree string) error {
+	rec, err := a.workspaceRecordOf(worktree)
+	if err == nil && rec != nil && rec.Deleting {
+		err = fmt.Errorf("%w: the deletion of the workspace of %s was begun: complete it first (DeleteWorkspace, sandbox-agent workspace delete)", ErrPrecondition, worktree)
+	}
+	return err
+}
+
+// workspaceOp records whose workspace a worktree's is.
+func workspaceOp(session string, ws workspace.Workspace, layout string, deleting bool) journal.Op {
+	return journal.Set(workspaceKey(ws.Worktree), encode(workspaceRecord{Session: session, Workspace: ws, Layout: layout, Deleting: deleting}))
+}
