@@ -2,11 +2,13 @@ package git
 
 import (
 	"context"
+	"crypto/sha256"
 	"fmt"
 	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -222,10 +224,13 @@ func (a attack) holds(p *place) {
 	if a.inside != nil {
 		a.inside(p)
 	}
-	p.aftermath(!limited)
-	if !limited {
-		require.False(p.t, a.hasHarmed(p), "the attack got through")
+	before := describe(p.t, p.out)
+	p.goOn()
+	if !limited && p.session != "" {
+		require.False(p.t, a.hasHarmed(p), "the attack got through later")
 	}
+	p.deleteWorkspace()
+	require.Equal(p.t, before, describe(p.t, p.out), "something outside has changed")
 }
 
 func (a attack) hasHarmed(p *place) bool {
@@ -284,9 +289,11 @@ func (p *place) open() {
 }
 
 func (p *place) create() (*sandboxv1.Session, error) {
-	res, err := p.agent.client.Sessions.CreateSession(p.bounded(), &sandboxv1.CreateSessionRequest{
+	ctx := p.bounded()
+	res, err := p.agent.client.Sessions.CreateSession(ctx, &sandboxv1.CreateSessionRequest{
 		Workspace: &sandboxv1.Workspace{Repository: p.b, Worktree: p.w, GitLayout: p.layout},
 	})
+	require.NoError(p.t, ctx.Err(), "making a session hangs: %v", err)
 	return res.GetSession(), err
 }
 
@@ -316,7 +323,8 @@ func (p *place) as(dir, name string, args ...string) *exec.Cmd {
 	return cmd
 }
 
-// command runs the untrusted command in the worktree, and gives what it printed. It may fail: an attack that is stopped does.
+// command runs the untrusted command in the worktree, and gives what it printed. It runs to its end, and may fail there: an
+// attack that is stopped does.
 func (p *place) command(script string) string {
 	p.t.Helper()
 	if p.layout == control {
@@ -326,6 +334,7 @@ func (p *place) command(script string) string {
 	}
 	r := p.exec(script)
 	p.t.Logf("command: %s %d %s\n%s%s\nharvest: %v", r.GetStatus(), r.GetExitCode(), r.GetReason(), r.GetStdoutText(), r.GetStderrText(), r.GetHarvest())
+	require.Equal(p.t, sandboxv1.ExecResult_EXITED, r.GetStatus(), "%s: %s", script, r.GetReason())
 	return r.GetStdoutText() + r.GetStderrText()
 }
 
@@ -415,9 +424,9 @@ func (p *place) hostWorks(args ...string) string {
 	return strings.TrimSuffix(out, "\n")
 }
 
-// aftermath has trusted code do what it does in a session's life after the attack, to its end. With strict the base clone
-// must be whole, and is used as well.
-func (p *place) aftermath(strict bool) {
+// goOn has trusted code do what it does in a session's life after the attack, and then has another session take the
+// worktree over. That one may be refused; p.session is empty then.
+func (p *place) goOn() {
 	p.t.Helper()
 	require.Equal(p.t, p.sealed, p.describeSealed(), "the base clone's configuration, hooks and info are as they were")
 	_, err := os.Lstat(filepath.Join(p.c, "commondir"))
@@ -431,9 +440,26 @@ func (p *place) aftermath(strict bool) {
 	}
 	_, err = p.agent.client.Sessions.DeleteSession(ctx, &sandboxv1.DeleteSessionRequest{SessionId: p.session})
 	require.NoError(p.t, err)
+	session, err := p.create()
+	p.t.Logf("another session: %v", err)
+	p.session = session.GetSessionId()
 	require.NoError(p.t, p.agent.goesOn())
-	if strict {
-		require.False(p.t, p.outsideChanged(), "something outside has changed")
+}
+
+// deleteWorkspace throws everything away.
+func (p *place) deleteWorkspace() {
+	p.t.Helper()
+	req := &sandboxv1.DeleteWorkspaceRequest{SessionId: p.session, Force: true}
+	if p.session == "" {
+		req.Worktree = p.w
+	}
+	res, err := p.agent.client.Sessions.DeleteWorkspace(p.bounded(), req)
+	require.NoError(p.t, err, p.agent.logText())
+	p.t.Logf("removed: %v", res.GetRemoved())
+	require.NoError(p.t, p.agent.goesOn())
+	require.NoFileExists(p.t, p.w)
+	if p.layout == isolated {
+		p.hostWorks("fsck")
 	}
 }
 
@@ -464,13 +490,14 @@ func (p *place) outsideChanged() bool {
 	return changed
 }
 
-// describeSealed is what neither a command nor anything that it plants may change in the base clone.
+// describeSealed is what neither a command nor anything that it plants may change in the base clone. info/refs is written by
+// the host's own repack.
 func (p *place) describeSealed() (all []string) {
 	p.t.Helper()
 	for _, name := range []string{"config", "hooks", "info"} {
 		all = append(all, describe(p.t, filepath.Join(p.c, name))...)
 	}
-	return all
+	return slices.DeleteFunc(all, func(s string) bool { return strings.HasPrefix(s, filepath.Join(p.c, "info", "refs")+" ") })
 }
 
 // describe lists what is at a path and below it: kinds, modes, owners, contents.
@@ -484,7 +511,7 @@ func describe(t *testing.T, path string) (all []string) {
 		if st.Mode&unix.S_IFMT == unix.S_IFREG {
 			b, err := os.ReadFile(p)
 			require.NoError(t, err)
-			content = fmt.Sprintf("%.4096q", b)
+			content = fmt.Sprintf("%x %.200q", sha256.Sum256(b), b)
 		}
 		all = append(all, fmt.Sprintf("%s %o %d:%d %s", p, st.Mode, st.Uid, st.Gid, content))
 		return nil

@@ -12,7 +12,6 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
-	sandboxv1 "github.com/sandbox-agent/sandbox-agent/api/sandbox/v1"
 	"github.com/sandbox-agent/sandbox-agent/internal/testkit"
 )
 
@@ -45,20 +44,6 @@ func TestP12Attack28APipeWhereGitExpectsAFile(t *testing.T) {
 					hung = p.waits(p.as(p.w, "git", x.call...), seen)
 				},
 				harmed: func(*place) bool { return hung },
-				inside: func(p *place) {
-					require.NoError(p.t, p.agent.goesOn())
-					// The next session on that worktree is made, or refused: it does not hang either.
-					_, err := p.agent.client.Sessions.DeleteSession(p.bounded(), &sandboxv1.DeleteSessionRequest{SessionId: p.session})
-					require.NoError(p.t, err)
-					ctx := p.bounded()
-					res, err := p.agent.client.Sessions.CreateSession(ctx, &sandboxv1.CreateSessionRequest{
-						Workspace: &sandboxv1.Workspace{Repository: p.b, Worktree: p.w, GitLayout: p.layout},
-					})
-					require.NoError(p.t, ctx.Err(), "%v", err)
-					if err == nil {
-						p.session = res.GetSession().GetSessionId()
-					}
-				},
 			}.run(t)
 		})
 	}
