@@ -53,7 +53,8 @@ func privateGit(t testing.TB, uid int, repo string, w mounts.Workspace) {
 	}
 	write(filepath.Join(meta, "config.worktree"), "")
 	write("HEAD", "ref: refs/heads/main\n")
-	write("config", "[core]\n\trepositoryformatversion = 0\n\tbare = false\n")
+	write("config", "[core]\n\trepositoryformatversion = 0\n\tbare = false\n\tcommitGraph = false\n"+
+		"[gc]\n\twriteCommitGraph = false\n[fetch]\n\twriteCommitGraph = false\n[repack]\n\tupdateServerInfo = false\n") // info is sealed
 	write("objects/info/alternates", "../base-objects\n")
 	write("packed-refs", GitAs(t, uid, repo, "for-each-ref", "--format=%(objectname) %(refname)"))
 	require.NoError(t, filepath.WalkDir(w.Private, func(path string, _ os.DirEntry, err error) error {
