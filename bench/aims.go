@@ -19,6 +19,9 @@ func (r *report) judge() {
 	r.addRatio(nameExec, nameFloor, 1.6)
 	r.addRatio(nameExec, "runc exec", 0.35)
 	r.addRatio(nameStart, "runc run", 1.2)
+	r.addRatio(nameTrueIsolated, nameTrueShared, 1.05)
+	r.addMedian(nameCreateRefs, 1000)
+	r.addMedian(nameCreatePack, 1000)
 	if r.Memory != nil {
 		r.add("receiptd and a waiting pid1, fresh", "MiB PSS", 12, mebibytes(totalPSS(r.Memory.Fresh)))
 		r.add(fmt.Sprintf("the same after %d execs and %s", execsBefore, idle), "MiB PSS", 12, mebibytes(totalPSS(r.Memory.Used)))
@@ -43,6 +46,16 @@ func (r *report) addRatio(name, base string, limit float64) {
 		}
 	}
 	r.Aims = append(r.Aims, aim{What: name, Unit: "× " + base, Limit: limit})
+}
+
+func (r *report) addMedian(name string, limit float64) {
+	for _, s := range r.Latency {
+		if s.Name == name && s.Samples > 0 {
+			r.add(name, "ms", limit, s.Median)
+			return
+		}
+	}
+	r.Aims = append(r.Aims, aim{What: name, Unit: "ms", Limit: limit})
 }
 
 func (r *report) writeAims(w io.Writer) {

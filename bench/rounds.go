@@ -15,6 +15,9 @@ const (
 	groupCommand = "one command"
 	groupSandbox = "a sandbox"
 	groupGit     = "git status"
+	groupCommit  = "git commit"
+	groupLayout  = "a command without Git"
+	groupSession = "a session"
 )
 
 // testCase takes one sample of each of its series at a time.
@@ -24,6 +27,8 @@ type testCase struct {
 	// baseline: the group's other series are compared with this one's (the first series).
 	baseline bool
 	sample   func(ctx context.Context) ([]time.Duration, error)
+	// every: only each so many rounds; 0 and 1 are all of them.
+	every int
 	// missing says why it can't be measured here.
 	missing string
 }
@@ -56,7 +61,7 @@ func one(f func(ctx context.Context) (time.Duration, error)) func(context.Contex
 func measureLatency(ctx context.Context, o options, p *place, s *session) ([]*series, error) {
 	var cases []testCase
 	for _, group := range []func(context.Context, options, *place, *session) ([]testCase, error){
-		bareCases, bubblewrapCase, ociCases, agentCases, receiptdCase, startCase, gitCases,
+		bareCases, bubblewrapCase, ociCases, agentCases, receiptdCase, startCase, gitCases, trustedCase, commitCases, layoutCases, createCases,
 	} {
 		more, err := group(ctx, o, p, s)
 		if err != nil {
@@ -80,7 +85,7 @@ func interleave(ctx context.Context, o options, cases []testCase) ([]*series, er
 	order := rand.New(rand.NewPCG(1, 2))
 	for round := range o.warmup + o.rounds {
 		for _, i := range order.Perm(len(cases)) {
-			if cases[i].missing != "" {
+			if cases[i].missing != "" || cases[i].every > 1 && round%cases[i].every != 0 {
 				continue
 			}
 			if err := rest(ctx, o.pause); err != nil {
