@@ -51,6 +51,7 @@ func newApp(stdout, stderr io.Writer) *cli.Command {
 			sessionCommand(),
 			execCommand(),
 			gitCommand(),
+			guardCommand(),
 			workspaceCommand(),
 			receiptCommand(),
 			checkCommand(),

@@ -245,6 +245,8 @@ func TestGitKnowsEveryOptionOfTheList(t *testing.T) {
 		"check-ignore": {"a"}, "reflog exists": {"HEAD"}, "rm": {"a"}, "mv": {"a", "z"}, "restore": {"a"}, "cherry-pick": {"HEAD"}, "revert": {"HEAD"},
 		"rebase": {"HEAD"}, "tag": {"v2"}, "merge": {"HEAD"},
 	}
+	ends := []string{"--abort", "--quit", "--continue"}
+	alone := map[string][]string{"merge": ends, "rebase": ends, "cherry-pick": ends, "revert": ends, "tag": {"-l", "--list", "-n"}}
 	// What these share with another one, Git reads by the same code.
 	shared := map[string]string{"show": logOptions, "stash list": logOptions, "reflog show": logOptions, "stash show": diffOptions, "diff-files": diffOptions, "diff-tree": diffOptions}
 	for _, name := range subcommandsInFull() {
@@ -273,7 +275,7 @@ func TestGitKnowsEveryOptionOfTheList(t *testing.T) {
 					}
 					args = append(args, value)
 				}
-				if o := operands[name]; o != nil && !slices.Contains([]string{"--abort", "--quit", "--continue", "--list", "-l", "-n"}, option) {
+				if o := operands[name]; o != nil && !slices.Contains(alone[name], option) {
 					args = append(args, o...)
 				}
 				c, err := AllowGit(args)

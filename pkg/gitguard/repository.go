@@ -1,17 +1,193 @@
 package gitguard
 
-import "context"
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
 
 // Report is what a check of a repository found.
 type Report struct {
-	Repository string    `json:"repository"`
-	CommonDir  string    `json:"commonDir"`
-	Findings   []Finding `json:"findings"`
+	// Repository is the base clone: the folder that has .git, or a bare repository itself.
+	Repository string `json:"repository"`
+	// CommonDir is the base clone's Git folder.
+	CommonDir string    `json:"commonDir"`
+	Findings  []Finding `json:"findings"`
+	// Attributes says that the attributes and the submodules of HEAD's tree were looked at.
+	Attributes bool `json:"attributes"`
 }
 
-// Runner runs Git in the repository and gives its standard output.
+// Refused gives the findings that refuse a layout.
+func (r Report) Refused(layout string) []Finding {
+	var out []Finding
+	for _, f := range r.Findings {
+		if f.Refuses(layout) {
+			out = append(out, f)
+		}
+	}
+	return out
+}
+
+// Runner runs Git in the repository's common Git folder, jailed, and gives its standard output; a non-zero exit is an
+// error.
 type Runner func(ctx context.Context, args ...string) (string, error)
 
+// FindRepository finds the base clone that path belongs to: path is a clone's folder, a bare repository, or one of its
+// linked worktrees. It looks, runs nothing, follows no symbolic link, and fails with ErrNoRepository.
+func FindRepository(path string) (repository, commonDir string, err error) {
+	if !filepath.IsAbs(path) {
+		return "", "", fmt.Errorf("%w: %s: name it by its absolute path", ErrNoRepository, plain(path))
+	}
+	path = filepath.Clean(path)
+	repository, commonDir, err = findRepository(path)
+	if err != nil {
+		return "", "", fmt.Errorf("%w: %s: %w", ErrNoRepository, plain(path), err)
+	}
+	return repository, commonDir, nil
+}
+
+func findRepository(path string) (repository, commonDir string, err error) {
+	if err := folder(path); err != nil {
+		return "", "", err
+	}
+	// As Git does, .git first: what lies beside it in a worktree can look like a bare repository.
+	dot := filepath.Join(path, ".git")
+	if isGitFolder(dot) {
+		return path, dot, nil
+	}
+	pointer, err := readRegular(dot, unix.PathMax+16)
+	if errors.Is(err, os.ErrNotExist) {
+		if isGitFolder(path) {
+			return whoseGitFolder(path), path, nil
+		}
+		return "", "", errors.New("it has no .git and is none itself: name a clone, a bare repository or a linked worktree by its top folder")
+	}
+	if err != nil {
+		return "", "", fmt.Errorf("its .git: %w", err)
+	}
+	meta, ok := strings.CutPrefix(strings.TrimRight(string(pointer), "\r\n"), "gitdir: ")
+	if !ok || meta == "" {
+		return "", "", errors.New("its .git file names no Git folder")
+	}
+	if !filepath.IsAbs(meta) {
+		meta = filepath.Join(path, meta)
+	}
+	commonDir = filepath.Dir(filepath.Dir(filepath.Clean(meta)))
+	if filepath.Base(filepath.Dir(meta)) != "worktrees" || !isGitFolder(commonDir) {
+		return "", "", fmt.Errorf("its .git names %s, which is no linked worktree of a clone (a submodule, or git init --separate-git-dir): name a clone", plain(meta))
+	}
+	return whoseGitFolder(commonDir), commonDir, nil
+}
+
+func whoseGitFolder(commonDir string) string {
+	if filepath.Base(commonDir) == ".git" {
+		return filepath.Dir(commonDir)
+	}
+	return commonDir
+}
+
+func folder(path string) error {
+	f, err := openPlain(path, unix.O_DIRECTORY)
+	if err != nil {
+		return err
+	}
+	return f.Close()
+}
+
+// isGitFolder asks for the three that Git asks for (is_git_directory in setup.c).
+func isGitFolder(path string) bool {
+	f, err := openPlain(path, unix.O_DIRECTORY)
+	if err != nil {
+		return false
+	}
+	defer f.Close()
+	for _, name := range []string{"HEAD", "objects", "refs"} {
+		var st unix.Stat_t
+		if err := unix.Fstatat(int(f.Fd()), name, &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
+			return false
+		}
+	}
+	return true
+}
+
+// CheckRepository checks the repository that path belongs to (see FindRepository): its configuration, its Git folder,
+// and, unless run is nil or something that refuses every layout was found before, with Git the attributes in HEAD's tree.
+// The findings have their lines. It fails with ErrNoRepository or ErrConfig where there is nothing to judge, and with
+// run's error.
 func CheckRepository(ctx context.Context, path string, run Runner) (Report, error) {
-	return Report{}, ErrNoRepository
+	var r Report
+	var err error
+	if r.Repository, r.CommonDir, err = FindRepository(path); err != nil {
+		return Report{}, err
+	}
+	config, err := ReadConfig(ctx, filepath.Join(r.CommonDir, "config"))
+	if err != nil {
+		return Report{}, err
+	}
+	r.Findings = config.Locate(ctx, config.Judge())
+	files, err := checkGitFolder(r.CommonDir)
+	if err != nil {
+		return Report{}, fmt.Errorf("looking at %s: %w", plain(r.CommonDir), err)
+	}
+	r.Findings = append(r.Findings, files...)
+	if run == nil || len(r.Refused(layoutIsolated)) > 0 {
+		return r, nil
+	}
+	tree, err := checkTree(ctx, run, config)
+	if err != nil {
+		return Report{}, fmt.Errorf("looking at the attributes in %s: %w", plain(r.Repository), err)
+	}
+	r.Attributes, r.Findings = true, append(r.Findings, tree...)
+	return r, nil
+}
+
+// The empty tree of each object format; Git knows them without having them.
+const (
+	emptyTree       = "4b825dc642cb6eb9a060e54bf8d69288fbee4904"
+	emptyTreeSHA256 = "6ef19b41225c5369f1c104d45d8d85efa9b057b53b14b4b9b939dd74de5321"
+)
+
+// inTree matches the lines that count: a filter in an attributes file, a submodule in .gitmodules.
+const inTree = `(^[[:space:]]*[^#[:space:]].*[[:space:]]filter=)|(^[[:space:]]*\[submodule)`
+
+// checkTree asks Git which of HEAD's attributes files name a filter. It asks for what HEAD adds to nothing: unlike git
+// grep, that is no failure when nothing is found.
+func checkTree(ctx context.Context, run Runner, config Config) ([]Finding, error) {
+	nothing := emptyTree
+	if slices.ContainsFunc(config.Entries, func(e Entry) bool { return e.Key == "extensions.objectformat" && e.Value == "sha256" }) {
+		nothing = emptyTreeSHA256
+	}
+	out, err := run(ctx, "diff-tree", "-r", "-z", "--name-only", "--text", "--no-ext-diff", "--no-textconv", "--no-renames", "-G"+inTree,
+		nothing, "HEAD", "--", ":(glob)**/.gitattributes", ":(top,literal).gitmodules")
+	if err != nil {
+		return unreadableHead(ctx, run, err)
+	}
+	var found []Finding
+	for _, name := range strings.FieldsFunc(out, func(r rune) bool { return r == 0 }) {
+		if name == ".gitmodules" {
+			found = append(found, Finding{File: "HEAD:.gitmodules", Kind: Note,
+				Why:    "the repository has submodules: their folders stay empty in a new worktree, and sandbox-agent git does not go into them",
+				Remedy: "nothing to do where commands need none; else use the submodule's own clone as a session's repository"})
+			continue
+		}
+		found = append(found, Finding{File: "HEAD:" + plain(name), Kind: Attribute,
+			Why:    "it has filter= for some files: without the filter's program (Git LFS is one) they would be changed when they are added",
+			Remedy: "use a repository without filters, or take the attribute out and commit the files as they are"})
+	}
+	return bounded(found, "HEAD"), nil
+}
+
+// unreadableHead tells a HEAD without a commit from a repository in which Git can't work.
+func unreadableHead(ctx context.Context, run Runner, cause error) ([]Finding, error) {
+	if _, err := run(ctx, "rev-list", "--all", "--max-count=1"); err != nil {
+		return nil, cause
+	}
+	return []Finding{{File: "HEAD", Kind: Note, Why: "it names no commit that can be read, so that no .gitattributes were looked at",
+		Remedy: "nothing to do where the sessions' branches begin at another commit"}}, nil
 }
