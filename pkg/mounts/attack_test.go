@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -69,6 +70,35 @@ func TestP11AFolderAboveASealCantBeMovedAndMadeAnew(t *testing.T) {
 		}
 		a.Must(a.wt, "git status && git log -1")
 	})
+}
+
+func TestP11ABaseCloneInTheWorktreeCantBeMovedFromUnderItsMount(t *testing.T) {
+	testkit.Need(t, testkit.Root, testkit.Git, testkit.UserNamespaces, testkit.MountAPI)
+	const attack = "mv $W/vendor $W/v2 && mkdir -p $W/vendor/repo"
+	for _, layout := range []string{mounts.Isolated, mounts.Shared} {
+		t.Run(layout, func(t *testing.T) {
+			testkit.Leaks(t)
+			repo := testkit.Repo(t, disk)
+			wt := testkit.Worktree(t, disk, repo, "topic")
+			inside := filepath.Join(wt, "vendor", "repo")
+			testkit.GitAs(t, disk, wt, "init", "-q", "vendor")
+			require.NoError(t, os.Rename(repo, inside))
+			testkit.GitAs(t, disk, inside, "worktree", "repair", wt)
+			plan := testkit.Plan(t, disk, inside, wt, layout)
+			a := applied{wt: wt, git: filepath.Join(inside, ".git"), plan: plan}
+			testkit.Attach(t, plan, func(in *testkit.Inside) {
+				a.Inside = in
+				require.Contains(t, a.fails(t, attack), "busy")
+				require.Contains(t, a.fails(t, "mv -T $W/vendor/repo $W/vendor/v2"), "busy")
+				a.Must(wt, "git log -1")
+			})
+			control := plan // the same without the mounts in between
+			control.Mounts = slices.DeleteFunc(slices.Clone(plan.Mounts), func(m mounts.Mount) bool {
+				return m.Target == inside || m.Target == filepath.Dir(inside)
+			})
+			testkit.Attach(t, control, func(in *testkit.Inside) { in.Must(wt, a.fill(attack)) })
+		})
+	}
 }
 
 func TestP11NoMountOfAPlanCanBeRenamedRemovedOrReplaced(t *testing.T) {

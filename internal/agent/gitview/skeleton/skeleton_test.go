@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
+	"github.com/sandbox-agent/sandbox-agent/internal/agent/gitjail"
 	"github.com/sandbox-agent/sandbox-agent/internal/agent/gitview/skeleton"
 	"github.com/sandbox-agent/sandbox-agent/internal/agent/hostfs"
 	"github.com/sandbox-agent/sandbox-agent/internal/testkit"
@@ -120,10 +121,27 @@ func TestEverydayGitWorksInTheSharedLayout(t *testing.T) {
 			git checkout -q -b two && echo b > b && git add b && git stash -q && git stash pop -q && git commit -q -m two
 			git switch -q topic && git merge -q --no-edit two && git reset -q --hard HEAD~1
 			git checkout -q two && git rebase -q start && git log --oneline && git diff HEAD~1 && git blame a
+			git init -q --bare r.git && git push -q ./r.git two && git fetch -q ./r.git two && git log FETCH_HEAD && rm -r r.git
 			git switch -q topic && git worktree list && git reflog && git fsck --strict`)
 	})
 	require.Equal(t, s.host(t, "rev-parse", "t"), s.host(t, "rev-parse", "topic"))
 	s.host(t, "fsck", "--strict")
+}
+
+func TestTrustedGitWorksInTheJailOfTheSharedLayout(t *testing.T) {
+	s := newShared(t, func(s shared) { testkit.GitAs(t, disk, s.repo, "pack-refs", "--all") })
+	jail := gitjail.Jail{Owner: owner, Dir: s.wt, Mounts: gitjail.FromPlan(s.plan, nil)}
+	before := s.refs(t)
+	for _, args := range [][]string{{"status", "--porcelain"}, {"update-ref", "refs/heads/x", "HEAD"}, {"update-ref", "-d", "refs/heads/x"}, {"show-ref"}} {
+		out, err := jail.Run(t.Context(), args...)
+		require.NoError(t, err, args)
+		if args[0] == "show-ref" {
+			require.Equal(t, before, strings.TrimSpace(out))
+		}
+	}
+	_, err := jail.Run(t.Context(), "config", "user.name", "x")
+	require.ErrorIs(t, err, gitjail.ErrGit)
+	require.Equal(t, before, s.refs(t))
 }
 
 func TestP12DeletingAPackedRefOrPackingFailsInTheSharedLayoutAndChangesNothing(t *testing.T) {
