@@ -104,16 +104,33 @@ func TestP11ABaseCloneInTheWorktreeCantBeMovedFromUnderItsMount(t *testing.T) {
 func TestP11NoMountOfAPlanCanBeRenamedRemovedOrReplaced(t *testing.T) {
 	withPlan(t, func(t *testing.T, a applied) {
 		a.Must(a.wt, "mkdir d && echo > f")
-		for _, m := range a.plan.Mounts {
-			for _, attack := range []string{"mv -T $T $T.x", "rmdir $T || rm -f $T", "mv -T d $T || mv -Tf f $T", "ln -sfn d $T && test -L $T"} {
-				a.fails(t, strings.ReplaceAll(attack, "$T", m.Target))
-			}
-		}
+		attacks := []string{"mv -T $T $T.x", "rmdir $T", "rm -f $T", "mv -T d $T", "mv -Tf f $T", "{ ln -sfn d $T && test -L $T; }"}
+		require.Empty(t, a.Must(a.wt, each(a.targets(), attacks)))
 		for i, m := range a.plan.Mounts {
 			s := a.readBack(t, m.Target)
 			require.Equal(t, a.States[i], s)
 		}
 	})
+}
+
+func (a applied) targets() []string {
+	var out []string
+	for _, m := range a.plan.Mounts {
+		out = append(out, m.Target)
+	}
+	return out
+}
+
+// each tries every attack on every path, and prints those that worked.
+func each(paths, attacks []string) string {
+	var script strings.Builder
+	for _, path := range paths {
+		for _, attack := range attacks {
+			attack = strings.ReplaceAll(attack, "$T", path)
+			fmt.Fprintf(&script, "%s 2>/dev/null && echo '%s'\n", attack, attack)
+		}
+	}
+	return script.String() + "true"
 }
 
 func (a applied) readBack(t *testing.T, path string) mounts.State {
@@ -144,12 +161,10 @@ func TestP12TheWorktreesPointerCantBeReplaced(t *testing.T) {
 
 func TestP11ASealCantBeUnmountedOrMadeWritableFromAUserNamespace(t *testing.T) {
 	withPlan(t, func(t *testing.T, a applied) {
+		attacks := []string{"umount $T", "umount -l $T", "mount -o remount,bind,rw $T", "mount -o remount,rw $T"}
+		out := a.Must(a.wt, "unshare -Urm sh <<'EOF'\nid -u\nmount -t tmpfs none /mnt && echo tmpfs\n"+each(a.plan.Seals(), attacks)+"\nEOF")
+		require.Equal(t, "0\ntmpfs", out, "root of its namespace, who can mount and can't take a seal away")
 		for _, seal := range a.plan.Seals() {
-			for _, attack := range []string{"umount %q", "umount -l %q", "mount -o remount,bind,rw %q", "mount -o remount,rw %q"} {
-				script := fmt.Sprintf("unshare -Urm sh -c '"+attack+"'", seal)
-				// What mount(8) and umount(8) say about EPERM (on a file, that it is no folder) and EINVAL.
-				require.Regexp(t, "not permitted|permission denied|not mounted|not a directory", a.fails(t, script), script)
-			}
 			require.True(t, a.readBack(t, seal).ReadOnly)
 			// The control: whoever owns the mount namespace can.
 			require.NoError(t, unix.Mount("", seal, "", unix.MS_REMOUNT|unix.MS_BIND, ""))
