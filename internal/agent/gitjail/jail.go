@@ -115,8 +115,11 @@ func enterRoot(spec jailSpec) error {
 			return err
 		}
 	}
-	if err := j.add("/dev/null", mounts.Attr{Devices: true, NoExec: true}); err != nil {
-		return err
+	// Git names its temporary files with random bytes (wrapper.c, csprng_bytes).
+	for _, dev := range []string{"/dev/null", "/dev/urandom"} {
+		if err := j.add(dev, mounts.Attr{Devices: true, NoExec: true}); err != nil {
+			return err
+		}
 	}
 	for i, m := range spec.Mounts {
 		if err := j.addMount(spec.Mounts, i, m); err != nil {

@@ -111,6 +111,16 @@ func (s *Session) Close() {
 	s.conn.Close()
 }
 
+// Ended says whether the jail is gone, so that the session is of no more use.
+func (s *Session) Ended() bool {
+	select {
+	case <-s.done:
+		return true
+	default:
+		return false
+	}
+}
+
 // Run gives Git's standard output. A non-zero exit, or more output than is kept, is an error that wraps ErrGit.
 func (s *Session) Run(ctx context.Context, args ...string) (string, error) {
 	return s.RunCall(ctx, Call{Args: args})
@@ -122,7 +132,8 @@ func (s *Session) RunCall(ctx context.Context, c Call) (string, error) {
 	return judge(s.jail, c, r, err)
 }
 
-// Do runs Git and gives what it answered, whatever its exit code. After an error, which wraps ErrGit, the jail has ended
+// Do runs Git and gives what it answered, whatever its exit code. A stream of c that is an *os.File goes to Git as it is,
+// and is closed here once Git has it. After an error, which wraps ErrGit, the jail has ended
 // and the session is of no more use.
 func (s *Session) Do(ctx context.Context, c Call) (Result, error) {
 	timeout := s.jail.timeout(c)
@@ -196,7 +207,7 @@ type streamSet struct {
 // in gives Git's end of its standard input. A file is handed on as it is.
 func (s *streamSet) in(from io.Reader) *os.File {
 	if f, ok := from.(*os.File); ok {
-		return f
+		return s.their(f, nil)
 	}
 	if from == nil {
 		f, err := os.Open(os.DevNull)
@@ -216,7 +227,7 @@ func (s *streamSet) in(from io.Reader) *os.File {
 // out gives Git's end of an output. A file is handed on as it is.
 func (s *streamSet) out(to io.Writer) *os.File {
 	if f, ok := to.(*os.File); ok {
-		return f
+		return s.their(f, nil)
 	}
 	r, w, err := os.Pipe()
 	if err == nil {

@@ -29,12 +29,23 @@ type Options struct {
 	Config gitguard.Config
 	// Export are the operator's patterns of refs that are exported besides the session's own branches.
 	Export []string
+	// Live says that a sandbox on the workspace may be alive (the agent was restarted): what it has sealed is left as it
+	// is. The next Open without it writes the configuration anew.
+	Live bool
 }
 
 // View is a workspace's Git folder, opened for one session.
 type View struct {
 	o       Options
 	leftOut []gitguard.Finding
+	// sessions are those that may have refs under refs/sandboxes/.
+	sessions []string
+	state    state
+	snapshot snapshot
+	// settled: everything in the private folder has been harvested, and no command has run since.
+	settled bool
+	// before is the private folder's print at the last Refresh.
+	before print
 }
 
 // Key is the name of a worktree's folder among the agent's workspaces: 32 hex digits.
@@ -76,20 +87,11 @@ type Conflict struct {
 	Remedy    string `json:"remedy"`
 }
 
-// Open makes the workspace's private folder, or takes over the one that is there. No command of the session may run.
-func Open(ctx context.Context, o Options) (*View, error) { return nil, errors.ErrUnsupported }
-
 // Private is the folder that is mounted at the base clone's Git folder.
-func (v *View) Private() string { return v.o.Dir + "/git" }
+func (v *View) Private() string { return v.o.Dir + "/" + gitName }
 
 // LeftOut are the configuration keys that the sanitised config does not have.
 func (v *View) LeftOut() []gitguard.Finding { return v.leftOut }
-
-// Refresh brings in what changed in the base clone, before a command.
-func (v *View) Refresh(ctx context.Context) error { return errors.ErrUnsupported }
-
-// Harvest brings a command's work to the base clone, after the command's boundary.
-func (v *View) Harvest(ctx context.Context) Harvest { return Harvest{Status: Failed, Detail: "not built"} }
 
 // Git runs trusted Git in the session's jail.
 func (v *View) Git(ctx context.Context, c gitguard.GitCommand, timeout time.Duration, output int) (gitjail.Result, error) {

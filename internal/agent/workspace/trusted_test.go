@@ -62,7 +62,7 @@ sed -nE 's/^Max (address space|core file size) +([0-9]+).*/limit \1 \2/p' /proc/
 	require.NoError(t, err, "the filter ran, in the jail")
 	report := string(b)
 	require.Contains(t, report, "etc: ld.so.cache\n")
-	for _, want := range []string{"var: tmp\n", "home: \n", "dev: null\n", fmt.Sprintf("Uid:\t%[1]d\t%[1]d\t%[1]d\t%[1]d", uid), "Groups:\t", "CapEff:\t0000000000000000", "CapBnd:\t0000000000000000", "NoNewPrivs:\t1",
+	for _, want := range []string{"var: tmp\n", "home: \n", "dev: null\nurandom\n", fmt.Sprintf("Uid:\t%[1]d\t%[1]d\t%[1]d\t%[1]d", uid), "Groups:\t", "CapEff:\t0000000000000000", "CapBnd:\t0000000000000000", "NoNewPrivs:\t1",
 		"limit address space 4294967296", "limit core file size 0", "oom: 1000"} {
 		require.Contains(t, report, want)
 	}

@@ -1,0 +1,204 @@
+package gitview
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sort"
+	"strings"
+	"time"
+
+	"github.com/sandbox-agent/sandbox-agent/internal/agent/gitjail"
+	"github.com/sandbox-agent/sandbox-agent/internal/agent/hostfs"
+	"github.com/sandbox-agent/sandbox-agent/pkg/mounts"
+)
+
+const (
+	stepTimeout     = 30 * time.Second
+	transferTimeout = 10 * time.Minute
+	// keptOutput bounds what is kept of a list of refs or of index entries, bytes: a million refs.
+	keptOutput = 256 << 20
+	// scratchAt is where a jail sees the folder for its own files.
+	scratchAt = "/sandbox-agent-scratch"
+)
+
+// A workspace has two jails. That of the base clone sees the base clone and nothing that a command wrote. That of the
+// private folder sees what the command saw: its own Git folder at the base clone's place, the base's objects read-only,
+// and where it is needed the worktree.
+
+func (v *View) baseJail() gitjail.Jail {
+	c := v.o.Workspace.CommonDir
+	return gitjail.Jail{
+		Owner: v.o.Workspace.Owner, Dir: c, Timeout: stepTimeout, Output: keptOutput,
+		Mounts: []gitjail.Mount{gitjail.Same(c)},
+		Env:    []string{"GIT_DIR=" + c, "GIT_COMMON_DIR=" + c},
+	}
+}
+
+// inMeta makes a call one of the worktree instead of the base clone's own folder.
+func (v *View) inMeta() []string { return []string{"GIT_DIR=" + v.o.Workspace.MetaDir} }
+
+func (v *View) privateJail() gitjail.Jail {
+	w := v.o.Workspace
+	return gitjail.Jail{
+		Owner: w.Owner, Dir: w.CommonDir, Timeout: stepTimeout, Output: keptOutput,
+		Mounts: append(v.gitMounts(), gitjail.Mount{Source: v.path(scratchName), Target: scratchAt}),
+		Env:    []string{"GIT_DIR=" + w.MetaDir, "GIT_COMMON_DIR=" + w.CommonDir},
+	}
+}
+
+func (v *View) gitMounts() []gitjail.Mount {
+	c := v.o.Workspace.CommonDir
+	if v.o.Layout == mounts.Shared {
+		return []gitjail.Mount{gitjail.Same(c)}
+	}
+	return []gitjail.Mount{
+		{Source: v.Private(), Target: c},
+		{Source: c + "/objects", Target: c + "/base-objects", ReadOnly: true},
+	}
+}
+
+// worktreeJail is the private jail with the worktree in it.
+func (v *View) worktreeJail() gitjail.Jail {
+	j := v.privateJail()
+	w := v.o.Workspace.Worktree
+	j.Dir = w
+	j.Env = append(j.Env, "GIT_WORK_TREE="+w)
+	j.Mounts = append(j.Mounts, gitjail.Same(w))
+	sort.SliceStable(j.Mounts, func(a, b int) bool {
+		return strings.Count(j.Mounts[a].Target, "/") < strings.Count(j.Mounts[b].Target, "/")
+	})
+	return j
+}
+
+// jails makes a jail when it is first needed, and ends all of them together.
+type jails struct {
+	v             *View
+	ctx           context.Context
+	base, private *gitjail.Session
+}
+
+func (v *View) jails(ctx context.Context) *jails { return &jails{v: v, ctx: ctx} }
+
+func (j *jails) inBase() (*gitjail.Session, error) { return start(j.ctx, &j.base, j.v.baseJail()) }
+
+func (j *jails) inPrivate() (*gitjail.Session, error) {
+	return start(j.ctx, &j.private, j.v.privateJail())
+}
+
+func start(ctx context.Context, s **gitjail.Session, jail gitjail.Jail) (*gitjail.Session, error) {
+	if *s != nil {
+		return *s, nil
+	}
+	var err error
+	*s, err = jail.Start(ctx)
+	return *s, err
+}
+
+// again lets go of a private jail that has ended by itself.
+func (j *jails) dropPrivate() {
+	if j.private != nil {
+		j.private.Close()
+		j.private = nil
+	}
+}
+
+func (j *jails) close() {
+	j.dropPrivate()
+	if j.base != nil {
+		j.base.Close()
+		j.base = nil
+	}
+}
+
+// listRefs lists the refs that a jail's repository has, less the sandboxes'.
+func listRefs(ctx context.Context, s *gitjail.Session) (snapshot, error) {
+	out, err := s.Run(ctx, "for-each-ref", "--format=%(objectname) %(refname) %(symref)")
+	if err != nil {
+		return snapshot{}, err
+	}
+	list := newSnapshot()
+	for line := range strings.Lines(out) {
+		id, rest, ok := strings.Cut(strings.TrimSuffix(line, "\n"), " ")
+		name, symref, ok2 := strings.Cut(rest, " ")
+		if !ok || !ok2 {
+			return snapshot{}, fmt.Errorf("%w: for-each-ref printed the line %q", gitjail.ErrGit, line)
+		}
+		switch {
+		case strings.HasPrefix(name, sandboxes):
+		case symref != "":
+			list.symbolic[name] = symref
+		default:
+			list.ids[name] = id
+		}
+	}
+	return list, nil
+}
+
+// listBaseRefs lists the refs that a workspace shares with the base clone. Stashes it has of its own, for the base's
+// reflog of them is not here, and so has every worktree the refs of its unfinished operations (git-worktree(1), refs).
+func listBaseRefs(ctx context.Context, s *gitjail.Session) (snapshot, error) {
+	list, err := listRefs(ctx, s)
+	for _, m := range []refs{list.ids, list.symbolic} {
+		for name := range m {
+			if name == stashRef || perWorktree(name) {
+				delete(m, name)
+			}
+		}
+	}
+	return list, err
+}
+
+func perWorktree(name string) bool {
+	return strings.HasPrefix(name, "refs/bisect/") || strings.HasPrefix(name, "refs/worktree/") || strings.HasPrefix(name, "refs/rewritten/")
+}
+
+// headOf is what a HEAD says: "ref: NAME", or an id.
+func headOf(ctx context.Context, s *gitjail.Session, env []string) (string, error) {
+	r, err := s.Do(ctx, gitjail.Call{Args: []string{"symbolic-ref", "-q", "HEAD"}, Env: env})
+	if err != nil {
+		return "", err
+	}
+	if r.ExitCode == 0 {
+		return "ref: " + strings.TrimSuffix(string(r.Stdout), "\n"), nil
+	}
+	id, err := s.RunCall(ctx, gitjail.Call{Args: []string{"rev-parse", "--verify", "-q", "HEAD"}, Env: env})
+	return strings.TrimSuffix(id, "\n"), err
+}
+
+// inPrivateFolder works in the private folder by descriptor, as its owner.
+func (v *View) inPrivateFolder(f func(d folder) error) error {
+	return inFolder("the workspace's Git folder", v.Private(), v.o.Workspace.Owner, f)
+}
+
+func (v *View) inMetaFolder(f func(d folder) error) error {
+	return inFolder("the worktree's Git folder", v.o.Workspace.MetaDir, v.o.Workspace.Owner, f)
+}
+
+func (v *View) printPrivate() (print, error) {
+	d, err := hostfs.OpenDir("the workspace's Git folder", v.Private())
+	if err != nil {
+		return print{}, err
+	}
+	defer d.Close()
+	return printPrivate(d, v.meta())
+}
+
+func (v *View) printBase() (print, error) {
+	d, err := hostfs.OpenDir("the repository's Git folder", v.o.Workspace.CommonDir)
+	if err != nil {
+		return print{}, err
+	}
+	defer d.Close()
+	return printBase(d, v.meta())
+}
+
+// meta is the worktree's folder in a Git folder.
+func (v *View) meta() string {
+	return strings.TrimPrefix(v.o.Workspace.MetaDir, v.o.Workspace.CommonDir+"/")
+}
+
+// errEnded is an error after which trusted Git is not to be asked again.
+func ended(err error) bool {
+	return errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded)
+}

@@ -1,0 +1,335 @@
+package gitview
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sandbox-agent/sandbox-agent/internal/agent/gitjail"
+	"github.com/sandbox-agent/sandbox-agent/internal/agent/hostfs"
+	"github.com/sandbox-agent/sandbox-agent/pkg/gitguard"
+	"github.com/sandbox-agent/sandbox-agent/pkg/mounts"
+)
+
+const (
+	sandboxes = "refs/sandboxes/"
+	heads     = "refs/heads/"
+	stashRef  = "refs/stash"
+	// mostIndex bounds an index, bytes.
+	mostIndex = 512 << 20
+	// mostLog bounds a HEAD's log, bytes.
+	mostLog = 64 << 20
+	// mostSmall bounds every other file that is copied, bytes, and mostCopied how many there are.
+	mostSmall  = 16 << 20
+	mostCopied = 10000
+)
+
+// Open makes the workspace's private folder, or takes over the one that is there. No command of the session may run. It
+// fails with ErrRefused when what is kept belongs to another worktree or layout, and gitjail.ErrGit.
+func Open(ctx context.Context, o Options) (*View, error) {
+	if o.Layout != mounts.Isolated && o.Layout != mounts.Shared {
+		return nil, fmt.Errorf("%w: there is no Git layout %q: name %s or %s", ErrRefused, o.Layout, mounts.Isolated, mounts.Shared)
+	}
+	v := &View{o: o}
+	r, found, err := o.load()
+	if err != nil {
+		return nil, err
+	}
+	if found {
+		err = r.check(o)
+	} else {
+		r, err = o.newRecord()
+	}
+	if err != nil {
+		return nil, err
+	}
+	if err := v.makeFolders(); err != nil {
+		return nil, err
+	}
+	// First: what is made then belongs to this worktree, also when the agent is killed in the middle.
+	r.add(o.SessionID)
+	v.sessions = r.Sessions
+	if err := writeJSON(v.path(recordName), r); err != nil {
+		return nil, err
+	}
+	if o.Layout == mounts.Shared {
+		return v, makeSkeleton(o)
+	}
+	return v, v.openIsolated(ctx)
+}
+
+func (v *View) makeFolders() error {
+	if err := os.MkdirAll(v.o.Dir, 0o700); err != nil {
+		return fmt.Errorf("making the folder of the workspace %s: %w", v.o.Workspace.Worktree, err)
+	}
+	if _, err := hostfs.MakeFor(v.path(scratchName), v.o.Workspace.Owner); err != nil && !errors.Is(err, unix.EEXIST) {
+		return err
+	}
+	return nil
+}
+
+func (v *View) openIsolated(ctx context.Context) error {
+	config, leftOut, err := v.o.Config.Sanitise(gitguard.SanitiseOptions{})
+	if err != nil {
+		return err
+	}
+	v.leftOut = leftOut
+	if mounts.Exists(v.Private()) {
+		if err := v.loadState(); err != nil {
+			return fmt.Errorf("%w: %w: harvest can't go on; look at %s, and delete the workspace (sandbox-agent workspace delete %s)",
+				ErrRefused, err, v.o.Dir, v.o.Workspace.Worktree)
+		}
+		if v.o.Live {
+			return nil
+		}
+		return v.writeSealed(v.Private(), config)
+	}
+	return v.build(ctx, config)
+}
+
+// build makes the private folder under another name and gives it its own when it is whole.
+func (v *View) build(ctx context.Context, config []byte) error {
+	fresh := v.path(newGitName)
+	if err := os.RemoveAll(fresh); err != nil {
+		return fmt.Errorf("removing a half-made Git folder: %w", err)
+	}
+	if _, err := hostfs.MakeFor(fresh, v.o.Workspace.Owner); err != nil {
+		return err
+	}
+	err := inFolder("the new Git folder", fresh, v.o.Workspace.Owner, func(d folder) error {
+		for _, name := range []string{"hooks", "info", "objects/info", "objects/pack", "base-objects", "refs/heads", "refs/tags", "logs/refs", v.meta() + "/logs"} {
+			if err := d.mkdir(name); err != nil {
+				return err
+			}
+		}
+		return d.write("objects/info/alternates", []byte("../base-objects\n"))
+	})
+	if err == nil {
+		err = v.writeSealed(fresh, config)
+	}
+	if err != nil {
+		return err
+	}
+	// Before anything is read: what changes meanwhile is brought in by the first Refresh.
+	if v.state.Base, err = v.printBase(); err != nil {
+		return err
+	}
+	j := v.jails(ctx)
+	defer j.close()
+	if err := v.copyBase(ctx, j, fresh); err != nil {
+		return err
+	}
+	if err := v.save(true); err != nil {
+		return err
+	}
+	if err := os.Rename(fresh, v.Private()); err != nil {
+		return fmt.Errorf("giving the new Git folder its name: %w", err)
+	}
+	if err := v.listCopiedIndex(ctx, j); err != nil {
+		return err
+	}
+	if v.state.Clean, err = v.printPrivate(); err != nil {
+		return err
+	}
+	v.settled = true
+	return v.save(false)
+}
+
+// writeSealed writes what commands can't change, where it is not as it should be already: a mount of a file is of that
+// very file.
+func (v *View) writeSealed(private string, config []byte) error {
+	return inBoth(v.o.Workspace.CommonDir, private, v.o.Workspace.Owner, func(base, d folder) error {
+		files := map[string][]byte{"config": config, v.meta() + "/config.worktree": nil}
+		for name, must := range map[string]bool{
+			"info/exclude": false, "info/attributes": false, v.meta() + "/commondir": true, v.meta() + "/gitdir": true,
+		} {
+			b, err := base.read(name, mostSmall)
+			if errors.Is(err, unix.ENOENT) && !must {
+				continue
+			}
+			if err != nil {
+				return fmt.Errorf("%w: %w", ErrRefused, err)
+			}
+			files[name] = b
+		}
+		for name, content := range files {
+			if now, err := d.read(name, mostSmall); err == nil && string(now) == string(content) {
+				continue
+			}
+			if err := d.write(name, content); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+// copyBase brings refs, HEADs and the worktree's own files into the new folder.
+func (v *View) copyBase(ctx context.Context, j *jails, fresh string) error {
+	inBase, err := j.inBase()
+	if err != nil {
+		return err
+	}
+	if v.snapshot, err = listBaseRefs(ctx, inBase); err != nil {
+		return err
+	}
+	common, err := headOf(ctx, inBase, nil)
+	if err != nil {
+		return err
+	}
+	if v.state.BaseHead, err = headOf(ctx, inBase, v.inMeta()); err != nil {
+		return fmt.Errorf("%w: HEAD of worktree %s names nothing: %w", ErrRefused, v.o.Workspace.Worktree, err)
+	}
+	v.state.Head = v.state.BaseHead
+	return inBoth(v.o.Workspace.CommonDir, fresh, v.o.Workspace.Owner, func(base, d folder) error {
+		if err := writePackedRefs(d, v.snapshot); err != nil {
+			return err
+		}
+		if err := d.write("HEAD", []byte(common+"\n")); err != nil {
+			return err
+		}
+		if err := v.copyWorktreeFiles(base, d); err != nil {
+			return err
+		}
+		return d.write(v.meta()+"/HEAD", []byte(v.state.Head+"\n"))
+	})
+}
+
+// writePackedRefs writes refs as one file: a hundred thousand files would take seconds. Git wants them in the order of
+// their bytes. Symbolic refs can't be packed.
+func writePackedRefs(d folder, s snapshot) error {
+	err := d.writeFrom("packed-refs", func(w io.Writer) error {
+		var b strings.Builder
+		b.WriteString("# pack-refs with: sorted \n")
+		for _, name := range sortedKeys(s.ids) {
+			b.WriteString(s.ids[name] + " " + name + "\n")
+		}
+		_, err := io.WriteString(w, b.String())
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	for _, name := range sortedKeys(s.symbolic) {
+		if err := gitguard.CheckRefName(name); err != nil {
+			return err
+		}
+		if err := d.mkdir(filepath.Dir(name)); err != nil {
+			return err
+		}
+		if err := d.write(name, []byte("ref: "+s.symbolic[name]+"\n")); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// copyWorktreeFiles copies what the base clone keeps for the worktree: index, logs, and an unfinished operation's files.
+func (v *View) copyWorktreeFiles(base, d folder) error {
+	if err := copyTo(base, "shallow", d, "shallow", mostSmall); err != nil {
+		return err
+	}
+	copied := 0
+	var in func(path string) error
+	in = func(path string) error {
+		fd, err := hostfs.Beneath(base.File, path, unix.O_RDONLY|unix.O_DIRECTORY, 0)
+		if err != nil {
+			return base.fail("opening", path, err)
+		}
+		dir := os.NewFile(uintptr(fd), path)
+		defer dir.Close()
+		entries, err := dir.ReadDir(-1)
+		if err != nil {
+			return base.fail("reading", path, err)
+		}
+		for _, e := range entries {
+			name := filepath.Join(path, e.Name())
+			rel := strings.TrimPrefix(name, v.meta()+"/")
+			copied++
+			switch {
+			case rel == "HEAD" || rel == "commondir" || rel == "gitdir" || rel == "config.worktree" || rel == "locked" || rel == "reftable":
+			case strings.HasSuffix(rel, ".lock"):
+			case copied > mostCopied:
+				return fmt.Errorf("%w: %s has more than %d files: finish the operation that is under way in the worktree", ErrRefused, base.Name()+"/"+v.meta(), mostCopied)
+			case e.IsDir():
+				if err := d.mkdir(name); err != nil {
+					return err
+				}
+				if err := in(name); err != nil {
+					return err
+				}
+			default:
+				limit := int64(mostSmall)
+				if rel == "index" || rel == "logs/HEAD" {
+					limit = mostIndex
+				}
+				if err := copyTo(base, name, d, name, limit); err != nil {
+					return fmt.Errorf("%w: %w: look at it, and remove it", ErrRefused, err)
+				}
+			}
+		}
+		return nil
+	}
+	return in(v.meta())
+}
+
+// listCopiedIndex takes note of the entries that base clone and private folder have in common.
+func (v *View) listCopiedIndex(ctx context.Context, j *jails) error {
+	listing, err := v.listIndex(ctx, j)
+	if err != nil {
+		return fmt.Errorf("%w: the index of worktree %s can't be read: %w", ErrRefused, v.o.Workspace.Worktree, err)
+	}
+	v.state.Listing = digest(listing)
+	if err := writeOwn(v.path(listingName), listing); err != nil {
+		return err
+	}
+	log, err := v.privateLog()
+	v.state.Log = digest(log)
+	return err
+}
+
+// listIndex lists the entries of the private index, from a copy that nobody else can write.
+func (v *View) listIndex(ctx context.Context, j *jails) ([]byte, error) {
+	if err := v.copyIndex(); err != nil {
+		return nil, err
+	}
+	s, err := j.inPrivate()
+	if err != nil {
+		return nil, err
+	}
+	out, err := s.RunCall(ctx, gitjail.Call{
+		Args: []string{"ls-files", "-z", "--stage"}, Env: []string{"GIT_INDEX_FILE=" + scratchAt + "/index"},
+	})
+	return []byte(out), err
+}
+
+// copyIndex copies the private index to the scratch folder. Without an index there is none there either.
+func (v *View) copyIndex() error {
+	return inBoth(v.Private(), v.path(scratchName), v.o.Workspace.Owner, func(d, scratch folder) error {
+		return copyTo(d, v.meta()+"/index", scratch, "index", mostIndex)
+	})
+}
+
+func (v *View) privateLog() (b []byte, err error) {
+	err = v.inPrivateFolder(func(d folder) error {
+		b, err = d.read(v.meta()+"/logs/HEAD", mostLog)
+		if errors.Is(err, unix.ENOENT) {
+			err = nil
+		}
+		return err
+	})
+	return b, err
+}
+
+func digest(b []byte) string {
+	sum := sha256.Sum256(b)
+	return hex.EncodeToString(sum[:])
+}
