@@ -197,7 +197,7 @@ func TestAWorkspaceGoesOnAsItWasInTheNextSandboxAndTheNextSession(t *testing.T) 
 			echo staged > s; git add s; echo dirty > untracked`)
 		look := "git status --porcelain; git stash list; cat $(git rev-parse --git-path CHERRY_PICK_HEAD) > $TMPDIR/p; git diff --cached --name-only"
 		before := n.ok("s", "e2", look).GetStdoutText()
-		require.Contains(t, before, "AA f")
+		require.Contains(t, before, "UU f")
 		require.Contains(t, before, "stash@{0}")
 		n.retire("s")
 		require.Equal(t, before, n.ok("s", "e3", look).GetStdoutText())
