@@ -11,6 +11,7 @@ import (
 	"os/exec"
 	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -35,15 +36,29 @@ import (
 const sessionSocket = 3
 
 // longestMessage bounds a call's words and environment, bytes; a datagram has to fit into a socket's buffer.
-const longestMessage = 128 << 10
+const longestMessage = 192 << 10
 
 // drainTime is how long the output of a run is waited for once Git has ended: only a process that it left behind can
 // still hold it open.
 const drainTime = time.Second
 
+// callMessage is a call's words and environment: their parts can be any bytes but NUL, with which they are joined.
 type callMessage struct {
-	Args []string `json:"args"`
-	Env  []string `json:"env"`
+	args, env []string
+}
+
+func (m callMessage) encode() []byte {
+	parts := append([]string{strconv.Itoa(len(m.args))}, m.args...)
+	return []byte(strings.Join(append(parts, m.env...), "\x00"))
+}
+
+func decodeCall(b []byte) (callMessage, error) {
+	parts := strings.Split(string(b), "\x00")
+	n, err := strconv.Atoi(parts[0])
+	if err != nil || n < 0 || n > len(parts)-1 {
+		return callMessage{}, fmt.Errorf("the call has %d parts and says %q", len(parts), parts[0])
+	}
+	return callMessage{args: parts[1 : n+1], env: parts[n+1:]}, nil
 }
 
 type replyMessage struct {
@@ -166,12 +181,12 @@ func (s *Session) call(c Call) (Result, error) {
 	if streams.err != nil {
 		return Result{}, streams.err
 	}
-	b, err := json.Marshal(callMessage{Args: c.Args, Env: c.Env})
-	if err != nil || len(b) > longestMessage {
-		return Result{}, fmt.Errorf("the call has %d bytes, more than %d (%v)", len(b), longestMessage, err)
+	b := callMessage{args: c.Args, env: c.Env}.encode()
+	if len(b) > longestMessage {
+		return Result{}, fmt.Errorf("the call has %d bytes, more than %d", len(b), longestMessage)
 	}
 	rights := unix.UnixRights(int(theirs[0].Fd()), int(theirs[1].Fd()), int(theirs[2].Fd()))
-	_, _, err = s.conn.WriteMsgUnix(b, rights, nil)
+	_, _, err := s.conn.WriteMsgUnix(b, rights, nil)
 	streams.sent()
 	if err != nil {
 		return Result{}, err
@@ -314,11 +329,11 @@ func answerCall(git string, env []string, message, control []byte) replyMessage 
 	if err != nil {
 		return replyMessage{Error: err.Error()}
 	}
-	var m callMessage
-	if err := json.Unmarshal(message, &m); err != nil {
+	m, err := decodeCall(message)
+	if err != nil {
 		return replyMessage{Error: "reading the call: " + err.Error()}
 	}
-	cmd := exec.Cmd{Path: git, Args: append([]string{"git"}, m.Args...), Env: append(slices.Clone(env), m.Env...)}
+	cmd := exec.Cmd{Path: git, Args: append([]string{"git"}, m.args...), Env: append(slices.Clone(env), m.env...)}
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = files[0], files[1], files[2]
 	err = cmd.Run()
 	var exit *exec.ExitError

@@ -2,7 +2,6 @@ package gitview
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"sort"
 	"strings"
@@ -95,7 +94,7 @@ func start(ctx context.Context, s **gitjail.Session, jail gitjail.Jail) (*gitjai
 	return *s, err
 }
 
-// again lets go of a private jail that has ended by itself.
+// dropPrivate lets go of the private jail, which may have ended by itself.
 func (j *jails) dropPrivate() {
 	if j.private != nil {
 		j.private.Close()
@@ -166,6 +165,14 @@ func headOf(ctx context.Context, s *gitjail.Session, env []string) (string, erro
 	return strings.TrimSuffix(id, "\n"), err
 }
 
+// gitFolder is what commands see at the base clone's Git folder, as far as the worktree is concerned.
+func (v *View) gitFolder() string {
+	if v.o.Layout == mounts.Shared {
+		return v.o.Workspace.CommonDir
+	}
+	return v.Private()
+}
+
 // inPrivateFolder works in the private folder by descriptor, as its owner.
 func (v *View) inPrivateFolder(f func(d folder) error) error {
 	return inFolder("the workspace's Git folder", v.Private(), v.o.Workspace.Owner, f)
@@ -196,9 +203,4 @@ func (v *View) printBase() (print, error) {
 // meta is the worktree's folder in a Git folder.
 func (v *View) meta() string {
 	return strings.TrimPrefix(v.o.Workspace.MetaDir, v.o.Workspace.CommonDir+"/")
-}
-
-// errEnded is an error after which trusted Git is not to be asked again.
-func ended(err error) bool {
-	return errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded)
 }

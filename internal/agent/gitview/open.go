@@ -313,7 +313,7 @@ func (v *View) listIndex(ctx context.Context, j *jails) ([]byte, error) {
 
 // copyIndex copies the private index to the scratch folder. Without an index there is none there either.
 func (v *View) copyIndex() error {
-	return inBoth(v.Private(), v.path(scratchName), v.o.Workspace.Owner, func(d, scratch folder) error {
+	return inBoth(v.gitFolder(), v.path(scratchName), v.o.Workspace.Owner, func(d, scratch folder) error {
 		return copyTo(d, v.meta()+"/index", scratch, "index", mostIndex)
 	})
 }

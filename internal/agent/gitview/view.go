@@ -1,13 +1,9 @@
 package gitview
 
 import (
-	"context"
 	"crypto/sha256"
 	"encoding/hex"
-	"errors"
-	"time"
 
-	"github.com/sandbox-agent/sandbox-agent/internal/agent/gitjail"
 	"github.com/sandbox-agent/sandbox-agent/internal/agent/hostfs"
 	"github.com/sandbox-agent/sandbox-agent/internal/agent/workspace"
 	"github.com/sandbox-agent/sandbox-agent/pkg/gitguard"
@@ -44,6 +40,9 @@ type View struct {
 	snapshot snapshot
 	// settled: everything in the private folder has been harvested, and no command has run since.
 	settled bool
+	// locks and worktreeConfig are what the shared layout had before the command.
+	locks          map[string]bool
+	worktreeConfig bool
 	// before is the private folder's print at the last Refresh.
 	before print
 }
@@ -92,14 +91,3 @@ func (v *View) Private() string { return v.o.Dir + "/" + gitName }
 
 // LeftOut are the configuration keys that the sanitised config does not have.
 func (v *View) LeftOut() []gitguard.Finding { return v.leftOut }
-
-// Git runs trusted Git in the session's jail.
-func (v *View) Git(ctx context.Context, c gitguard.GitCommand, timeout time.Duration, output int) (gitjail.Result, error) {
-	return gitjail.Result{}, errors.ErrUnsupported
-}
-
-// Unsaved are sentences that say what deleting the workspace would lose.
-func (v *View) Unsaved(ctx context.Context) ([]string, error) { return nil, errors.ErrUnsupported }
-
-// Remove deletes the private folder and what the base clone keeps under refs/sandboxes/ for it, and says what it removed.
-func (v *View) Remove(ctx context.Context) ([]string, error) { return nil, errors.ErrUnsupported }

@@ -1,0 +1,95 @@
+package gitview
+
+import (
+	"errors"
+	"path/filepath"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sandbox-agent/sandbox-agent/internal/agent/hostfs"
+)
+
+// In the shared layout commands write the base clone themselves: there is nothing to bring in or out. What is left to do
+// is to clean up after a command that was killed: its locks in the worktree's own folder and beside the base clone's.
+
+const worktreeConfig = "config.worktree"
+
+// noteLocks takes note of the locks that were there before the command: those are somebody else's.
+func (v *View) noteLocks() error {
+	locks, err := v.sharedLocks()
+	if err != nil {
+		return err
+	}
+	v.locks = set(locks)
+	return v.inMetaFolder(func(m folder) error {
+		_, there, err := m.lstat(worktreeConfig)
+		v.worktreeConfig = there || errors.Is(err, unix.ELOOP)
+		return nil
+	})
+}
+
+// sharedLocks are the lock files in the worktree's folder and in the skeleton, absolute.
+func (v *View) sharedLocks() ([]string, error) {
+	var out []string
+	for _, dir := range []string{v.o.Workspace.MetaDir, v.Private()} {
+		names, err := namesIn(dir)
+		if err != nil {
+			return nil, err
+		}
+		for _, name := range names {
+			if strings.HasSuffix(name, ".lock") {
+				out = append(out, filepath.Join(dir, name))
+			}
+		}
+	}
+	return out, nil
+}
+
+func namesIn(path string) ([]string, error) {
+	d, err := hostfs.OpenDir("the workspace's Git folder", path)
+	if err != nil {
+		return nil, err
+	}
+	defer d.Close()
+	return d.Readdirnames(-1)
+}
+
+func (v *View) harvestShared() Harvest {
+	h := &harvest{v: v}
+	h.Status = Shared
+	if err := v.cleanShared(h); err != nil {
+		h.say(err.Error())
+	}
+	return h.Harvest
+}
+
+func (v *View) cleanShared(h *harvest) error {
+	locks, err := v.sharedLocks()
+	if err != nil {
+		return err
+	}
+	for _, path := range locks {
+		if v.locks == nil || v.locks[path] {
+			continue
+		}
+		err := inFolder("the workspace's Git folder", filepath.Dir(path), v.o.Workspace.Owner, func(d folder) error {
+			return d.remove(filepath.Base(path))
+		})
+		if err != nil {
+			return err
+		}
+		if name, inSkeleton := strings.CutPrefix(path, v.Private()); inSkeleton {
+			path = v.o.Workspace.CommonDir + name
+		}
+		h.StaleLocks = append(h.StaleLocks, path)
+	}
+	return v.inMetaFolder(func(m folder) error {
+		if _, there, err := m.lstat(worktreeConfig); v.worktreeConfig || err == nil && !there {
+			return nil
+		}
+		// Git reads it once extensions.worktreeConfig is on, which the host may turn on later.
+		h.say("the command made %s/%s, which would be configuration: it was removed", v.o.Workspace.MetaDir, worktreeConfig)
+		return m.remove(worktreeConfig)
+	})
+}
