@@ -83,7 +83,14 @@ func newAgent(t *testing.T, config string, env ...string) *agent {
 	go func() { _ = a.cmd.Wait(); close(a.ended) }()
 	t.Cleanup(a.shutdown)
 	a.client = client.New(a.socket)
-	require.Eventually(t, func() bool { return a.goesOn() == nil }, patience, 10*time.Millisecond, "the agent answers")
+	for begun := time.Now(); a.goesOn() != nil; time.Sleep(10 * time.Millisecond) {
+		select {
+		case <-a.ended:
+			require.FailNow(t, "the agent ended", a.logText())
+		default:
+			require.Less(t, time.Since(begun), patience, "the agent answers")
+		}
+	}
 	return a
 }
 
@@ -112,6 +119,12 @@ func (a *agent) shutdown() {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
+	select {
+	case <-a.ended:
+		a.t.Errorf("the agent has ended by itself")
+		return
+	default:
+	}
 	list, err := a.client.Sessions.ListSessions(ctx, &sandboxv1.ListSessionsRequest{})
 	if err != nil {
 		a.t.Errorf("listing what is left: %v", err)
@@ -182,7 +195,6 @@ type attack struct {
 
 func (a attack) run(t *testing.T) {
 	t.Helper()
-	outer := t
 	testkit.Need(t, testkit.Root, testkit.Bash, testkit.Git)
 	t.Run(control, func(t *testing.T) {
 		p := a.place(t, control)
@@ -192,12 +204,9 @@ func (a attack) run(t *testing.T) {
 	if t.Failed() {
 		return
 	}
-	var node *agent
+	node := newAgent(t, a.config, a.env...)
 	for _, layout := range []string{isolated, shared} {
 		t.Run(layout, func(t *testing.T) {
-			if node == nil {
-				node = newAgent(outer, a.config, a.env...)
-			}
 			p := a.place(t, layout)
 			p.agent = node
 			if layout == shared && a.refusedWhenShared != "" {
