@@ -1,6 +1,7 @@
 package gitguard
 
 import (
+	"errors"
 	"fmt"
 	"strings"
 )
@@ -17,9 +18,7 @@ func CheckIndex(lsFilesStageZ []byte) (ids []string, err error) {
 	if !ok {
 		return nil, fmt.Errorf("%w: git's list of it does not end with a NUL byte", ErrIndex)
 	}
-	for list != "" {
-		var entry string
-		entry, list, _ = strings.Cut(list, "\x00")
+	for _, entry := range strings.Split(list, "\x00") {
 		id, err := checkIndexEntry(entry)
 		if err != nil {
 			return nil, err
@@ -59,15 +58,15 @@ func isID(s string) bool {
 func checkPath(path string) error {
 	const longest = 4096 // PATH_MAX
 	if strings.HasPrefix(path, "/") {
-		return fmt.Errorf("is absolute")
+		return errors.New("is absolute")
 	}
 	if len(path) >= longest {
-		return fmt.Errorf("is longer than any path")
+		return errors.New("is longer than any path")
 	}
 	for _, c := range strings.Split(path, "/") {
 		switch {
 		case c == "":
-			return fmt.Errorf("has an empty component")
+			return errors.New("has an empty component")
 		case c == ".", c == "..":
 			return fmt.Errorf("has the component %q", c)
 		}
