@@ -2949,9 +2949,11 @@ type ExecResult struct {
 	Harvest             *Harvest `protobuf:"bytes,19,opt,name=harvest,proto3" json:"harvest,omitempty"`
 	RefusedDestinations []string `protobuf:"bytes,20,rep,name=refused_destinations,json=refusedDestinations,proto3" json:"refused_destinations,omitempty"`
 	// A sentence for every status that isn't plain.
-	Reason        string            `protobuf:"bytes,21,opt,name=reason,proto3" json:"reason,omitempty"`
-	Labels        map[string]string `protobuf:"bytes,22,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
-	SandboxId     string            `protobuf:"bytes,23,opt,name=sandbox_id,json=sandboxId,proto3" json:"sandbox_id,omitempty"`
+	Reason    string            `protobuf:"bytes,21,opt,name=reason,proto3" json:"reason,omitempty"`
+	Labels    map[string]string `protobuf:"bytes,22,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	SandboxId string            `protobuf:"bytes,23,opt,name=sandbox_id,json=sandboxId,proto3" json:"sandbox_id,omitempty"`
+	// With CANCELLED, and with UNCERTAIN once it was had: that nothing of the command is left.
+	Evidence      *Evidence `protobuf:"bytes,24,opt,name=evidence,proto3" json:"evidence,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3145,6 +3147,13 @@ func (x *ExecResult) GetSandboxId() string {
 		return x.SandboxId
 	}
 	return ""
+}
+
+func (x *ExecResult) GetEvidence() *Evidence {
+	if x != nil {
+		return x.Evidence
+	}
+	return nil
 }
 
 type ExecRequest struct {
@@ -4399,6 +4408,156 @@ func (x *CheckNodeResponse) GetChecks() []*NodeCheck {
 	return nil
 }
 
+type DrainNodeRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// How long running commands may take to end by themselves, seconds, 0 to 3600; then they are ended at their boundary.
+	TimeoutSeconds float64 `protobuf:"fixed64,1,opt,name=timeout_seconds,json=timeoutSeconds,proto3" json:"timeout_seconds,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
+}
+
+func (x *DrainNodeRequest) Reset() {
+	*x = DrainNodeRequest{}
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[58]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DrainNodeRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DrainNodeRequest) ProtoMessage() {}
+
+func (x *DrainNodeRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[58]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DrainNodeRequest.ProtoReflect.Descriptor instead.
+func (*DrainNodeRequest) Descriptor() ([]byte, []int) {
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{58}
+}
+
+func (x *DrainNodeRequest) GetTimeoutSeconds() float64 {
+	if x != nil {
+		return x.TimeoutSeconds
+	}
+	return 0
+}
+
+type DrainedSession struct {
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	SessionId string                 `protobuf:"bytes,1,opt,name=session_id,json=sessionId,proto3" json:"session_id,omitempty"`
+	// Complete, or the session is UNCERTAIN and its workspace stays reserved.
+	Evidence      *Evidence `protobuf:"bytes,2,opt,name=evidence,proto3" json:"evidence,omitempty"`
+	Reason        string    `protobuf:"bytes,3,opt,name=reason,proto3" json:"reason,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DrainedSession) Reset() {
+	*x = DrainedSession{}
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[59]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DrainedSession) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DrainedSession) ProtoMessage() {}
+
+func (x *DrainedSession) ProtoReflect() protoreflect.Message {
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[59]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DrainedSession.ProtoReflect.Descriptor instead.
+func (*DrainedSession) Descriptor() ([]byte, []int) {
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{59}
+}
+
+func (x *DrainedSession) GetSessionId() string {
+	if x != nil {
+		return x.SessionId
+	}
+	return ""
+}
+
+func (x *DrainedSession) GetEvidence() *Evidence {
+	if x != nil {
+		return x.Evidence
+	}
+	return nil
+}
+
+func (x *DrainedSession) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+type DrainNodeResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Sessions      []*DrainedSession      `protobuf:"bytes,1,rep,name=sessions,proto3" json:"sessions,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DrainNodeResponse) Reset() {
+	*x = DrainNodeResponse{}
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[60]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DrainNodeResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DrainNodeResponse) ProtoMessage() {}
+
+func (x *DrainNodeResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[60]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DrainNodeResponse.ProtoReflect.Descriptor instead.
+func (*DrainNodeResponse) Descriptor() ([]byte, []int) {
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{60}
+}
+
+func (x *DrainNodeResponse) GetSessions() []*DrainedSession {
+	if x != nil {
+		return x.Sessions
+	}
+	return nil
+}
+
 type GetNodeInfoRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -4407,7 +4566,7 @@ type GetNodeInfoRequest struct {
 
 func (x *GetNodeInfoRequest) Reset() {
 	*x = GetNodeInfoRequest{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[58]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4419,7 +4578,7 @@ func (x *GetNodeInfoRequest) String() string {
 func (*GetNodeInfoRequest) ProtoMessage() {}
 
 func (x *GetNodeInfoRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[58]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4432,7 +4591,7 @@ func (x *GetNodeInfoRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetNodeInfoRequest.ProtoReflect.Descriptor instead.
 func (*GetNodeInfoRequest) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{58}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{61}
 }
 
 type GetNodeInfoResponse struct {
@@ -4453,7 +4612,7 @@ type GetNodeInfoResponse struct {
 
 func (x *GetNodeInfoResponse) Reset() {
 	*x = GetNodeInfoResponse{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[59]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4465,7 +4624,7 @@ func (x *GetNodeInfoResponse) String() string {
 func (*GetNodeInfoResponse) ProtoMessage() {}
 
 func (x *GetNodeInfoResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[59]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4478,7 +4637,7 @@ func (x *GetNodeInfoResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetNodeInfoResponse.ProtoReflect.Descriptor instead.
 func (*GetNodeInfoResponse) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{59}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *GetNodeInfoResponse) GetVersion() string {
@@ -4795,7 +4954,7 @@ const file_sandbox_v1_sandbox_proto_rawDesc = "" +
 	"\n" +
 	"session_id\x18\x03 \x01(\tR\tsessionId\x12\x1b\n" +
 	"\tbefore_id\x18\x04 \x01(\tR\bbeforeId\x12\x16\n" +
-	"\x06remedy\x18\x05 \x01(\tR\x06remedy\"\xb3\b\n" +
+	"\x06remedy\x18\x05 \x01(\tR\x06remedy\"\xe5\b\n" +
 	"\n" +
 	"ExecResult\x12\x17\n" +
 	"\aexec_id\x18\x01 \x01(\tR\x06execId\x12\x1d\n" +
@@ -4831,7 +4990,8 @@ const file_sandbox_v1_sandbox_proto_rawDesc = "" +
 	"\x06reason\x18\x15 \x01(\tR\x06reason\x12:\n" +
 	"\x06labels\x18\x16 \x03(\v2\".sandbox.v1.ExecResult.LabelsEntryR\x06labels\x12\x1d\n" +
 	"\n" +
-	"sandbox_id\x18\x17 \x01(\tR\tsandboxId\x1a9\n" +
+	"sandbox_id\x18\x17 \x01(\tR\tsandboxId\x120\n" +
+	"\bevidence\x18\x18 \x01(\v2\x14.sandbox.v1.EvidenceR\bevidence\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x84\x01\n" +
@@ -4950,7 +5110,16 @@ const file_sandbox_v1_sandbox_proto_rawDesc = "" +
 	"\x06remedy\x18\x05 \x01(\tR\x06remedy\x12\x16\n" +
 	"\x06detail\x18\x06 \x01(\tR\x06detail\"B\n" +
 	"\x11CheckNodeResponse\x12-\n" +
-	"\x06checks\x18\x01 \x03(\v2\x15.sandbox.v1.NodeCheckR\x06checks\"\x14\n" +
+	"\x06checks\x18\x01 \x03(\v2\x15.sandbox.v1.NodeCheckR\x06checks\";\n" +
+	"\x10DrainNodeRequest\x12'\n" +
+	"\x0ftimeout_seconds\x18\x01 \x01(\x01R\x0etimeoutSeconds\"y\n" +
+	"\x0eDrainedSession\x12\x1d\n" +
+	"\n" +
+	"session_id\x18\x01 \x01(\tR\tsessionId\x120\n" +
+	"\bevidence\x18\x02 \x01(\v2\x14.sandbox.v1.EvidenceR\bevidence\x12\x16\n" +
+	"\x06reason\x18\x03 \x01(\tR\x06reason\"K\n" +
+	"\x11DrainNodeResponse\x126\n" +
+	"\bsessions\x18\x01 \x03(\v2\x1a.sandbox.v1.DrainedSessionR\bsessions\"\x14\n" +
 	"\x12GetNodeInfoRequest\"\xcf\x02\n" +
 	"\x13GetNodeInfoResponse\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\tR\aversion\x12\x17\n" +
@@ -5001,10 +5170,11 @@ const file_sandbox_v1_sandbox_proto_rawDesc = "" +
 	"\n" +
 	"GitService\x126\n" +
 	"\x03Git\x12\x16.sandbox.v1.GitRequest\x1a\x17.sandbox.v1.GitResponse\x12B\n" +
-	"\aHarvest\x12\x1a.sandbox.v1.HarvestRequest\x1a\x1b.sandbox.v1.HarvestResponse2\xa7\x01\n" +
+	"\aHarvest\x12\x1a.sandbox.v1.HarvestRequest\x1a\x1b.sandbox.v1.HarvestResponse2\xf1\x01\n" +
 	"\vNodeService\x12H\n" +
 	"\tCheckNode\x12\x1c.sandbox.v1.CheckNodeRequest\x1a\x1d.sandbox.v1.CheckNodeResponse\x12N\n" +
-	"\vGetNodeInfo\x12\x1e.sandbox.v1.GetNodeInfoRequest\x1a\x1f.sandbox.v1.GetNodeInfoResponseBAZ?github.com/sandbox-agent/sandbox-agent/api/sandbox/v1;sandboxv1b\x06proto3"
+	"\vGetNodeInfo\x12\x1e.sandbox.v1.GetNodeInfoRequest\x1a\x1f.sandbox.v1.GetNodeInfoResponse\x12H\n" +
+	"\tDrainNode\x12\x1c.sandbox.v1.DrainNodeRequest\x1a\x1d.sandbox.v1.DrainNodeResponseBAZ?github.com/sandbox-agent/sandbox-agent/api/sandbox/v1;sandboxv1b\x06proto3"
 
 var (
 	file_sandbox_v1_sandbox_proto_rawDescOnce sync.Once
@@ -5019,7 +5189,7 @@ func file_sandbox_v1_sandbox_proto_rawDescGZIP() []byte {
 }
 
 var file_sandbox_v1_sandbox_proto_enumTypes = make([]protoimpl.EnumInfo, 6)
-var file_sandbox_v1_sandbox_proto_msgTypes = make([]protoimpl.MessageInfo, 65)
+var file_sandbox_v1_sandbox_proto_msgTypes = make([]protoimpl.MessageInfo, 68)
 var file_sandbox_v1_sandbox_proto_goTypes = []any{
 	(ExecState)(0),                  // 0: sandbox.v1.ExecState
 	(Stream)(0),                     // 1: sandbox.v1.Stream
@@ -5085,24 +5255,27 @@ var file_sandbox_v1_sandbox_proto_goTypes = []any{
 	(*CheckNodeRequest)(nil),        // 61: sandbox.v1.CheckNodeRequest
 	(*NodeCheck)(nil),               // 62: sandbox.v1.NodeCheck
 	(*CheckNodeResponse)(nil),       // 63: sandbox.v1.CheckNodeResponse
-	(*GetNodeInfoRequest)(nil),      // 64: sandbox.v1.GetNodeInfoRequest
-	(*GetNodeInfoResponse)(nil),     // 65: sandbox.v1.GetNodeInfoResponse
-	nil,                             // 66: sandbox.v1.Grant.EnvEntry
-	nil,                             // 67: sandbox.v1.Session.EnvEntry
-	nil,                             // 68: sandbox.v1.CreateSessionRequest.EnvEntry
-	nil,                             // 69: sandbox.v1.ExecResult.LabelsEntry
-	nil,                             // 70: sandbox.v1.ExecRequest.LabelsEntry
-	(*timestamppb.Timestamp)(nil),   // 71: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),     // 72: google.protobuf.Duration
+	(*DrainNodeRequest)(nil),        // 64: sandbox.v1.DrainNodeRequest
+	(*DrainedSession)(nil),          // 65: sandbox.v1.DrainedSession
+	(*DrainNodeResponse)(nil),       // 66: sandbox.v1.DrainNodeResponse
+	(*GetNodeInfoRequest)(nil),      // 67: sandbox.v1.GetNodeInfoRequest
+	(*GetNodeInfoResponse)(nil),     // 68: sandbox.v1.GetNodeInfoResponse
+	nil,                             // 69: sandbox.v1.Grant.EnvEntry
+	nil,                             // 70: sandbox.v1.Session.EnvEntry
+	nil,                             // 71: sandbox.v1.CreateSessionRequest.EnvEntry
+	nil,                             // 72: sandbox.v1.ExecResult.LabelsEntry
+	nil,                             // 73: sandbox.v1.ExecRequest.LabelsEntry
+	(*timestamppb.Timestamp)(nil),   // 74: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),     // 75: google.protobuf.Duration
 }
 var file_sandbox_v1_sandbox_proto_depIdxs = []int32{
 	9,  // 0: sandbox.v1.Grant.files:type_name -> sandbox.v1.GrantFile
-	66, // 1: sandbox.v1.Grant.env:type_name -> sandbox.v1.Grant.EnvEntry
-	71, // 2: sandbox.v1.Grant.expires_at:type_name -> google.protobuf.Timestamp
-	71, // 3: sandbox.v1.EvidenceItem.observed_at:type_name -> google.protobuf.Timestamp
+	69, // 1: sandbox.v1.Grant.env:type_name -> sandbox.v1.Grant.EnvEntry
+	74, // 2: sandbox.v1.Grant.expires_at:type_name -> google.protobuf.Timestamp
+	74, // 3: sandbox.v1.EvidenceItem.observed_at:type_name -> google.protobuf.Timestamp
 	12, // 4: sandbox.v1.Evidence.items:type_name -> sandbox.v1.EvidenceItem
 	3,  // 5: sandbox.v1.Sandbox.state:type_name -> sandbox.v1.Sandbox.State
-	71, // 6: sandbox.v1.Sandbox.started_at:type_name -> google.protobuf.Timestamp
+	74, // 6: sandbox.v1.Sandbox.started_at:type_name -> google.protobuf.Timestamp
 	17, // 7: sandbox.v1.Sandbox.proof:type_name -> sandbox.v1.ProofItem
 	14, // 8: sandbox.v1.Sandbox.seals:type_name -> sandbox.v1.Seal
 	13, // 9: sandbox.v1.Sandbox.evidence:type_name -> sandbox.v1.Evidence
@@ -5111,8 +5284,8 @@ var file_sandbox_v1_sandbox_proto_depIdxs = []int32{
 	18, // 12: sandbox.v1.Session.sandbox:type_name -> sandbox.v1.Sandbox
 	7,  // 13: sandbox.v1.Session.resources:type_name -> sandbox.v1.Resources
 	8,  // 14: sandbox.v1.Session.network:type_name -> sandbox.v1.Network
-	67, // 15: sandbox.v1.Session.env:type_name -> sandbox.v1.Session.EnvEntry
-	71, // 16: sandbox.v1.Session.created_at:type_name -> google.protobuf.Timestamp
+	70, // 15: sandbox.v1.Session.env:type_name -> sandbox.v1.Session.EnvEntry
+	74, // 16: sandbox.v1.Session.created_at:type_name -> google.protobuf.Timestamp
 	11, // 17: sandbox.v1.Session.caches:type_name -> sandbox.v1.Cache
 	15, // 18: sandbox.v1.Session.mounts:type_name -> sandbox.v1.Mount
 	16, // 19: sandbox.v1.Session.left_out:type_name -> sandbox.v1.GuardFinding
@@ -5122,7 +5295,7 @@ var file_sandbox_v1_sandbox_proto_depIdxs = []int32{
 	8,  // 23: sandbox.v1.CreateSessionRequest.network:type_name -> sandbox.v1.Network
 	10, // 24: sandbox.v1.CreateSessionRequest.grants:type_name -> sandbox.v1.Grant
 	11, // 25: sandbox.v1.CreateSessionRequest.caches:type_name -> sandbox.v1.Cache
-	68, // 26: sandbox.v1.CreateSessionRequest.env:type_name -> sandbox.v1.CreateSessionRequest.EnvEntry
+	71, // 26: sandbox.v1.CreateSessionRequest.env:type_name -> sandbox.v1.CreateSessionRequest.EnvEntry
 	19, // 27: sandbox.v1.CreateSessionResponse.session:type_name -> sandbox.v1.Session
 	19, // 28: sandbox.v1.ClaimSessionResponse.session:type_name -> sandbox.v1.Session
 	19, // 29: sandbox.v1.GetSessionResponse.session:type_name -> sandbox.v1.Session
@@ -5133,79 +5306,84 @@ var file_sandbox_v1_sandbox_proto_depIdxs = []int32{
 	13, // 34: sandbox.v1.RetireSandboxResponse.evidence:type_name -> sandbox.v1.Evidence
 	13, // 35: sandbox.v1.DeleteSessionResponse.evidence:type_name -> sandbox.v1.Evidence
 	13, // 36: sandbox.v1.DeleteWorkspaceResponse.evidence:type_name -> sandbox.v1.Evidence
-	71, // 37: sandbox.v1.Event.at:type_name -> google.protobuf.Timestamp
+	74, // 37: sandbox.v1.Event.at:type_name -> google.protobuf.Timestamp
 	37, // 38: sandbox.v1.WatchEventsResponse.event:type_name -> sandbox.v1.Event
-	72, // 39: sandbox.v1.Usage.user_cpu:type_name -> google.protobuf.Duration
-	72, // 40: sandbox.v1.Usage.system_cpu:type_name -> google.protobuf.Duration
+	75, // 39: sandbox.v1.Usage.user_cpu:type_name -> google.protobuf.Duration
+	75, // 40: sandbox.v1.Usage.system_cpu:type_name -> google.protobuf.Duration
 	42, // 41: sandbox.v1.Harvest.conflicts:type_name -> sandbox.v1.HarvestConflict
 	5,  // 42: sandbox.v1.ExecResult.status:type_name -> sandbox.v1.ExecResult.Status
 	39, // 43: sandbox.v1.ExecResult.stdout_info:type_name -> sandbox.v1.OutputInfo
 	39, // 44: sandbox.v1.ExecResult.stderr_info:type_name -> sandbox.v1.OutputInfo
-	71, // 45: sandbox.v1.ExecResult.started_at:type_name -> google.protobuf.Timestamp
-	72, // 46: sandbox.v1.ExecResult.duration:type_name -> google.protobuf.Duration
+	74, // 45: sandbox.v1.ExecResult.started_at:type_name -> google.protobuf.Timestamp
+	75, // 46: sandbox.v1.ExecResult.duration:type_name -> google.protobuf.Duration
 	40, // 47: sandbox.v1.ExecResult.usage:type_name -> sandbox.v1.Usage
 	41, // 48: sandbox.v1.ExecResult.harvest:type_name -> sandbox.v1.Harvest
-	69, // 49: sandbox.v1.ExecResult.labels:type_name -> sandbox.v1.ExecResult.LabelsEntry
-	70, // 50: sandbox.v1.ExecRequest.labels:type_name -> sandbox.v1.ExecRequest.LabelsEntry
-	43, // 51: sandbox.v1.ExecResponse.result:type_name -> sandbox.v1.ExecResult
-	44, // 52: sandbox.v1.StreamExecRequest.exec:type_name -> sandbox.v1.ExecRequest
-	1,  // 53: sandbox.v1.OutputChunk.stream:type_name -> sandbox.v1.Stream
-	48, // 54: sandbox.v1.StreamExecResponse.started:type_name -> sandbox.v1.ExecStarted
-	47, // 55: sandbox.v1.StreamExecResponse.output:type_name -> sandbox.v1.OutputChunk
-	43, // 56: sandbox.v1.StreamExecResponse.result:type_name -> sandbox.v1.ExecResult
-	0,  // 57: sandbox.v1.GetExecResponse.state:type_name -> sandbox.v1.ExecState
-	43, // 58: sandbox.v1.GetExecResponse.result:type_name -> sandbox.v1.ExecResult
-	0,  // 59: sandbox.v1.ExecSummary.state:type_name -> sandbox.v1.ExecState
-	5,  // 60: sandbox.v1.ExecSummary.status:type_name -> sandbox.v1.ExecResult.Status
-	71, // 61: sandbox.v1.ExecSummary.requested_at:type_name -> google.protobuf.Timestamp
-	53, // 62: sandbox.v1.ListExecsResponse.execs:type_name -> sandbox.v1.ExecSummary
-	43, // 63: sandbox.v1.CancelExecResponse.result:type_name -> sandbox.v1.ExecResult
-	41, // 64: sandbox.v1.GitResponse.harvest:type_name -> sandbox.v1.Harvest
-	41, // 65: sandbox.v1.HarvestResponse.harvest:type_name -> sandbox.v1.Harvest
-	2,  // 66: sandbox.v1.NodeCheck.outcome:type_name -> sandbox.v1.CheckOutcome
-	62, // 67: sandbox.v1.CheckNodeResponse.checks:type_name -> sandbox.v1.NodeCheck
-	71, // 68: sandbox.v1.GetNodeInfoResponse.started_at:type_name -> google.protobuf.Timestamp
-	20, // 69: sandbox.v1.SessionService.CreateSession:input_type -> sandbox.v1.CreateSessionRequest
-	22, // 70: sandbox.v1.SessionService.ClaimSession:input_type -> sandbox.v1.ClaimSessionRequest
-	24, // 71: sandbox.v1.SessionService.GetSession:input_type -> sandbox.v1.GetSessionRequest
-	26, // 72: sandbox.v1.SessionService.ListSessions:input_type -> sandbox.v1.ListSessionsRequest
-	28, // 73: sandbox.v1.SessionService.UpdateGrants:input_type -> sandbox.v1.UpdateGrantsRequest
-	30, // 74: sandbox.v1.SessionService.RetireSandbox:input_type -> sandbox.v1.RetireSandboxRequest
-	32, // 75: sandbox.v1.SessionService.DeleteSession:input_type -> sandbox.v1.DeleteSessionRequest
-	34, // 76: sandbox.v1.SessionService.DeleteWorkspace:input_type -> sandbox.v1.DeleteWorkspaceRequest
-	36, // 77: sandbox.v1.SessionService.WatchEvents:input_type -> sandbox.v1.WatchEventsRequest
-	44, // 78: sandbox.v1.ExecService.Exec:input_type -> sandbox.v1.ExecRequest
-	46, // 79: sandbox.v1.ExecService.StreamExec:input_type -> sandbox.v1.StreamExecRequest
-	50, // 80: sandbox.v1.ExecService.GetExec:input_type -> sandbox.v1.GetExecRequest
-	52, // 81: sandbox.v1.ExecService.ListExecs:input_type -> sandbox.v1.ListExecsRequest
-	55, // 82: sandbox.v1.ExecService.CancelExec:input_type -> sandbox.v1.CancelExecRequest
-	57, // 83: sandbox.v1.GitService.Git:input_type -> sandbox.v1.GitRequest
-	59, // 84: sandbox.v1.GitService.Harvest:input_type -> sandbox.v1.HarvestRequest
-	61, // 85: sandbox.v1.NodeService.CheckNode:input_type -> sandbox.v1.CheckNodeRequest
-	64, // 86: sandbox.v1.NodeService.GetNodeInfo:input_type -> sandbox.v1.GetNodeInfoRequest
-	21, // 87: sandbox.v1.SessionService.CreateSession:output_type -> sandbox.v1.CreateSessionResponse
-	23, // 88: sandbox.v1.SessionService.ClaimSession:output_type -> sandbox.v1.ClaimSessionResponse
-	25, // 89: sandbox.v1.SessionService.GetSession:output_type -> sandbox.v1.GetSessionResponse
-	27, // 90: sandbox.v1.SessionService.ListSessions:output_type -> sandbox.v1.ListSessionsResponse
-	29, // 91: sandbox.v1.SessionService.UpdateGrants:output_type -> sandbox.v1.UpdateGrantsResponse
-	31, // 92: sandbox.v1.SessionService.RetireSandbox:output_type -> sandbox.v1.RetireSandboxResponse
-	33, // 93: sandbox.v1.SessionService.DeleteSession:output_type -> sandbox.v1.DeleteSessionResponse
-	35, // 94: sandbox.v1.SessionService.DeleteWorkspace:output_type -> sandbox.v1.DeleteWorkspaceResponse
-	38, // 95: sandbox.v1.SessionService.WatchEvents:output_type -> sandbox.v1.WatchEventsResponse
-	45, // 96: sandbox.v1.ExecService.Exec:output_type -> sandbox.v1.ExecResponse
-	49, // 97: sandbox.v1.ExecService.StreamExec:output_type -> sandbox.v1.StreamExecResponse
-	51, // 98: sandbox.v1.ExecService.GetExec:output_type -> sandbox.v1.GetExecResponse
-	54, // 99: sandbox.v1.ExecService.ListExecs:output_type -> sandbox.v1.ListExecsResponse
-	56, // 100: sandbox.v1.ExecService.CancelExec:output_type -> sandbox.v1.CancelExecResponse
-	58, // 101: sandbox.v1.GitService.Git:output_type -> sandbox.v1.GitResponse
-	60, // 102: sandbox.v1.GitService.Harvest:output_type -> sandbox.v1.HarvestResponse
-	63, // 103: sandbox.v1.NodeService.CheckNode:output_type -> sandbox.v1.CheckNodeResponse
-	65, // 104: sandbox.v1.NodeService.GetNodeInfo:output_type -> sandbox.v1.GetNodeInfoResponse
-	87, // [87:105] is the sub-list for method output_type
-	69, // [69:87] is the sub-list for method input_type
-	69, // [69:69] is the sub-list for extension type_name
-	69, // [69:69] is the sub-list for extension extendee
-	0,  // [0:69] is the sub-list for field type_name
+	72, // 49: sandbox.v1.ExecResult.labels:type_name -> sandbox.v1.ExecResult.LabelsEntry
+	13, // 50: sandbox.v1.ExecResult.evidence:type_name -> sandbox.v1.Evidence
+	73, // 51: sandbox.v1.ExecRequest.labels:type_name -> sandbox.v1.ExecRequest.LabelsEntry
+	43, // 52: sandbox.v1.ExecResponse.result:type_name -> sandbox.v1.ExecResult
+	44, // 53: sandbox.v1.StreamExecRequest.exec:type_name -> sandbox.v1.ExecRequest
+	1,  // 54: sandbox.v1.OutputChunk.stream:type_name -> sandbox.v1.Stream
+	48, // 55: sandbox.v1.StreamExecResponse.started:type_name -> sandbox.v1.ExecStarted
+	47, // 56: sandbox.v1.StreamExecResponse.output:type_name -> sandbox.v1.OutputChunk
+	43, // 57: sandbox.v1.StreamExecResponse.result:type_name -> sandbox.v1.ExecResult
+	0,  // 58: sandbox.v1.GetExecResponse.state:type_name -> sandbox.v1.ExecState
+	43, // 59: sandbox.v1.GetExecResponse.result:type_name -> sandbox.v1.ExecResult
+	0,  // 60: sandbox.v1.ExecSummary.state:type_name -> sandbox.v1.ExecState
+	5,  // 61: sandbox.v1.ExecSummary.status:type_name -> sandbox.v1.ExecResult.Status
+	74, // 62: sandbox.v1.ExecSummary.requested_at:type_name -> google.protobuf.Timestamp
+	53, // 63: sandbox.v1.ListExecsResponse.execs:type_name -> sandbox.v1.ExecSummary
+	43, // 64: sandbox.v1.CancelExecResponse.result:type_name -> sandbox.v1.ExecResult
+	41, // 65: sandbox.v1.GitResponse.harvest:type_name -> sandbox.v1.Harvest
+	41, // 66: sandbox.v1.HarvestResponse.harvest:type_name -> sandbox.v1.Harvest
+	2,  // 67: sandbox.v1.NodeCheck.outcome:type_name -> sandbox.v1.CheckOutcome
+	62, // 68: sandbox.v1.CheckNodeResponse.checks:type_name -> sandbox.v1.NodeCheck
+	13, // 69: sandbox.v1.DrainedSession.evidence:type_name -> sandbox.v1.Evidence
+	65, // 70: sandbox.v1.DrainNodeResponse.sessions:type_name -> sandbox.v1.DrainedSession
+	74, // 71: sandbox.v1.GetNodeInfoResponse.started_at:type_name -> google.protobuf.Timestamp
+	20, // 72: sandbox.v1.SessionService.CreateSession:input_type -> sandbox.v1.CreateSessionRequest
+	22, // 73: sandbox.v1.SessionService.ClaimSession:input_type -> sandbox.v1.ClaimSessionRequest
+	24, // 74: sandbox.v1.SessionService.GetSession:input_type -> sandbox.v1.GetSessionRequest
+	26, // 75: sandbox.v1.SessionService.ListSessions:input_type -> sandbox.v1.ListSessionsRequest
+	28, // 76: sandbox.v1.SessionService.UpdateGrants:input_type -> sandbox.v1.UpdateGrantsRequest
+	30, // 77: sandbox.v1.SessionService.RetireSandbox:input_type -> sandbox.v1.RetireSandboxRequest
+	32, // 78: sandbox.v1.SessionService.DeleteSession:input_type -> sandbox.v1.DeleteSessionRequest
+	34, // 79: sandbox.v1.SessionService.DeleteWorkspace:input_type -> sandbox.v1.DeleteWorkspaceRequest
+	36, // 80: sandbox.v1.SessionService.WatchEvents:input_type -> sandbox.v1.WatchEventsRequest
+	44, // 81: sandbox.v1.ExecService.Exec:input_type -> sandbox.v1.ExecRequest
+	46, // 82: sandbox.v1.ExecService.StreamExec:input_type -> sandbox.v1.StreamExecRequest
+	50, // 83: sandbox.v1.ExecService.GetExec:input_type -> sandbox.v1.GetExecRequest
+	52, // 84: sandbox.v1.ExecService.ListExecs:input_type -> sandbox.v1.ListExecsRequest
+	55, // 85: sandbox.v1.ExecService.CancelExec:input_type -> sandbox.v1.CancelExecRequest
+	57, // 86: sandbox.v1.GitService.Git:input_type -> sandbox.v1.GitRequest
+	59, // 87: sandbox.v1.GitService.Harvest:input_type -> sandbox.v1.HarvestRequest
+	61, // 88: sandbox.v1.NodeService.CheckNode:input_type -> sandbox.v1.CheckNodeRequest
+	67, // 89: sandbox.v1.NodeService.GetNodeInfo:input_type -> sandbox.v1.GetNodeInfoRequest
+	64, // 90: sandbox.v1.NodeService.DrainNode:input_type -> sandbox.v1.DrainNodeRequest
+	21, // 91: sandbox.v1.SessionService.CreateSession:output_type -> sandbox.v1.CreateSessionResponse
+	23, // 92: sandbox.v1.SessionService.ClaimSession:output_type -> sandbox.v1.ClaimSessionResponse
+	25, // 93: sandbox.v1.SessionService.GetSession:output_type -> sandbox.v1.GetSessionResponse
+	27, // 94: sandbox.v1.SessionService.ListSessions:output_type -> sandbox.v1.ListSessionsResponse
+	29, // 95: sandbox.v1.SessionService.UpdateGrants:output_type -> sandbox.v1.UpdateGrantsResponse
+	31, // 96: sandbox.v1.SessionService.RetireSandbox:output_type -> sandbox.v1.RetireSandboxResponse
+	33, // 97: sandbox.v1.SessionService.DeleteSession:output_type -> sandbox.v1.DeleteSessionResponse
+	35, // 98: sandbox.v1.SessionService.DeleteWorkspace:output_type -> sandbox.v1.DeleteWorkspaceResponse
+	38, // 99: sandbox.v1.SessionService.WatchEvents:output_type -> sandbox.v1.WatchEventsResponse
+	45, // 100: sandbox.v1.ExecService.Exec:output_type -> sandbox.v1.ExecResponse
+	49, // 101: sandbox.v1.ExecService.StreamExec:output_type -> sandbox.v1.StreamExecResponse
+	51, // 102: sandbox.v1.ExecService.GetExec:output_type -> sandbox.v1.GetExecResponse
+	54, // 103: sandbox.v1.ExecService.ListExecs:output_type -> sandbox.v1.ListExecsResponse
+	56, // 104: sandbox.v1.ExecService.CancelExec:output_type -> sandbox.v1.CancelExecResponse
+	58, // 105: sandbox.v1.GitService.Git:output_type -> sandbox.v1.GitResponse
+	60, // 106: sandbox.v1.GitService.Harvest:output_type -> sandbox.v1.HarvestResponse
+	63, // 107: sandbox.v1.NodeService.CheckNode:output_type -> sandbox.v1.CheckNodeResponse
+	68, // 108: sandbox.v1.NodeService.GetNodeInfo:output_type -> sandbox.v1.GetNodeInfoResponse
+	66, // 109: sandbox.v1.NodeService.DrainNode:output_type -> sandbox.v1.DrainNodeResponse
+	91, // [91:110] is the sub-list for method output_type
+	72, // [72:91] is the sub-list for method input_type
+	72, // [72:72] is the sub-list for extension type_name
+	72, // [72:72] is the sub-list for extension extendee
+	0,  // [0:72] is the sub-list for field type_name
 }
 
 func init() { file_sandbox_v1_sandbox_proto_init() }
@@ -5226,7 +5404,7 @@ func file_sandbox_v1_sandbox_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_sandbox_v1_sandbox_proto_rawDesc), len(file_sandbox_v1_sandbox_proto_rawDesc)),
 			NumEnums:      6,
-			NumMessages:   65,
+			NumMessages:   68,
 			NumExtensions: 0,
 			NumServices:   4,
 		},

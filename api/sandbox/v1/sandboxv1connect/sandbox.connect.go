@@ -82,6 +82,8 @@ const (
 	NodeServiceCheckNodeProcedure = "/sandbox.v1.NodeService/CheckNode"
 	// NodeServiceGetNodeInfoProcedure is the procedure name of the NodeService's GetNodeInfo RPC.
 	NodeServiceGetNodeInfoProcedure = "/sandbox.v1.NodeService/GetNodeInfo"
+	// NodeServiceDrainNodeProcedure is the procedure name of the NodeService's DrainNode RPC.
+	NodeServiceDrainNodeProcedure = "/sandbox.v1.NodeService/DrainNode"
 )
 
 var (
@@ -839,12 +841,22 @@ var (
 			Procedure:  NodeServiceGetNodeInfoProcedure,
 		}
 	})
+	nodeServiceDrainNodeSpec = sync.OnceValue(func() connect.Spec {
+		return connect.Spec{
+			StreamType: connect.StreamTypeUnary,
+			Schema:     v1.File_sandbox_v1_sandbox_proto.Services().ByName("NodeService").Methods().ByName("DrainNode"),
+			Procedure:  NodeServiceDrainNodeProcedure,
+		}
+	})
 )
 
 // NodeServiceClient is a client for the sandbox.v1.NodeService service.
 type NodeServiceClient interface {
 	CheckNode(context.Context, *v1.CheckNodeRequest) (*v1.CheckNodeResponse, error)
 	GetNodeInfo(context.Context, *v1.GetNodeInfoRequest) (*v1.GetNodeInfoResponse, error)
+	// DrainNode starts nothing new on this node, lets running commands come to their end, and stops every sandbox with
+	// evidence. Workspaces stay. A restarted agent is not drained any more.
+	DrainNode(context.Context, *v1.DrainNodeRequest) (*v1.DrainNodeResponse, error)
 }
 
 // NewNodeServiceClient constructs a client for the sandbox.v1.NodeService service. Multiple service
@@ -857,6 +869,9 @@ func NewNodeServiceClient(client *connect.Client) NodeServiceClient {
 type NodeServiceHandler interface {
 	CheckNode(context.Context, *v1.CheckNodeRequest) (*v1.CheckNodeResponse, error)
 	GetNodeInfo(context.Context, *v1.GetNodeInfoRequest) (*v1.GetNodeInfoResponse, error)
+	// DrainNode starts nothing new on this node, lets running commands come to their end, and stops every sandbox with
+	// evidence. Workspaces stay. A restarted agent is not drained any more.
+	DrainNode(context.Context, *v1.DrainNodeRequest) (*v1.DrainNodeResponse, error)
 }
 
 // RegisterNodeServiceHandler registers svc as the sandbox.v1.NodeService implementation on server.
@@ -865,6 +880,7 @@ func RegisterNodeServiceHandler(server *connect.Server, svc NodeServiceHandler) 
 	server.Register(
 		connect.Method{Spec: nodeServiceCheckNodeSpec(), Handler: adapter.checkNode},
 		connect.Method{Spec: nodeServiceGetNodeInfoSpec(), Handler: adapter.getNodeInfo},
+		connect.Method{Spec: nodeServiceDrainNodeSpec(), Handler: adapter.drainNode},
 	)
 }
 
@@ -877,6 +893,10 @@ func (UnimplementedNodeServiceHandler) CheckNode(context.Context, *v1.CheckNodeR
 
 func (UnimplementedNodeServiceHandler) GetNodeInfo(context.Context, *v1.GetNodeInfoRequest) (*v1.GetNodeInfoResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, "sandbox.v1.NodeService.GetNodeInfo is not implemented")
+}
+
+func (UnimplementedNodeServiceHandler) DrainNode(context.Context, *v1.DrainNodeRequest) (*v1.DrainNodeResponse, error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, "sandbox.v1.NodeService.DrainNode is not implemented")
 }
 
 type nodeServiceClient struct {
@@ -894,6 +914,14 @@ func (c *nodeServiceClient) CheckNode(ctx context.Context, req *v1.CheckNodeRequ
 func (c *nodeServiceClient) GetNodeInfo(ctx context.Context, req *v1.GetNodeInfoRequest) (*v1.GetNodeInfoResponse, error) {
 	var res v1.GetNodeInfoResponse
 	if err := c.client.CallUnary(ctx, nodeServiceGetNodeInfoSpec(), req, &res); err != nil {
+		return nil, err
+	}
+	return &res, nil
+}
+
+func (c *nodeServiceClient) DrainNode(ctx context.Context, req *v1.DrainNodeRequest) (*v1.DrainNodeResponse, error) {
+	var res v1.DrainNodeResponse
+	if err := c.client.CallUnary(ctx, nodeServiceDrainNodeSpec(), req, &res); err != nil {
 		return nil, err
 	}
 	return &res, nil
@@ -919,6 +947,18 @@ func (h nodeServiceHandler) getNodeInfo(ctx context.Context, _ connect.Spec, str
 		return err
 	}
 	res, err := h.svc.GetNodeInfo(ctx, &req)
+	if err != nil {
+		return err
+	}
+	return stream.Send(res)
+}
+
+func (h nodeServiceHandler) drainNode(ctx context.Context, _ connect.Spec, stream connect.ServerStream) error {
+	var req v1.DrainNodeRequest
+	if err := stream.Receive(&req); err != nil {
+		return err
+	}
+	res, err := h.svc.DrainNode(ctx, &req)
 	if err != nil {
 		return err
 	}
