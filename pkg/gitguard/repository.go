@@ -150,7 +150,7 @@ func CheckRepository(ctx context.Context, path string, run Runner) (Report, erro
 // The empty tree of each object format; Git knows them without having them.
 const (
 	emptyTree       = "4b825dc642cb6eb9a060e54bf8d69288fbee4904"
-	emptyTreeSHA256 = "6ef19b41225c5369f1c104d45d8d85efa9b057b53b14b4b9b939dd74de5321"
+	emptyTreeSHA256 = "6ef19b41225c5369f1c104d45d8d85efa9b057b53b14b4b9b939dd74decc5321"
 )
 
 // inTree matches the lines that count: a filter in an attributes file, a submodule in .gitmodules.
