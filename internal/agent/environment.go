@@ -5,6 +5,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
+	"strings"
 
 	receiptdv1 "github.com/sandbox-agent/sandbox-agent/api/receiptd/v1"
 	"github.com/sandbox-agent/sandbox-agent/internal/agent/workspace"
@@ -51,14 +52,22 @@ func gitVariables(layout string, w config.Workspace) [][2]string {
 		}
 	}
 	vars := [][2]string{
-		{"GIT_AUTHOR_NAME", w.Identity.Name}, {"GIT_AUTHOR_EMAIL", w.Identity.Email},
-		{"GIT_COMMITTER_NAME", w.Identity.Name}, {"GIT_COMMITTER_EMAIL", w.Identity.Email},
 		{"GIT_TERMINAL_PROMPT", "0"},
 		{"GIT_CONFIG_COUNT", strconv.Itoa(len(settings))},
+	}
+	for _, v := range identity(w) {
+		name, value, _ := strings.Cut(v, "=")
+		vars = append(vars, [2]string{name, value})
 	}
 	for i, kv := range settings {
 		n := strconv.Itoa(i)
 		vars = append(vars, [2]string{"GIT_CONFIG_KEY_" + n, kv[0]}, [2]string{"GIT_CONFIG_VALUE_" + n, kv[1]})
 	}
 	return vars
+}
+
+// identity is the author and committer of commits, as variables.
+func identity(w config.Workspace) []string {
+	n, e := w.Identity.Name, w.Identity.Email
+	return []string{"GIT_AUTHOR_NAME=" + n, "GIT_AUTHOR_EMAIL=" + e, "GIT_COMMITTER_NAME=" + n, "GIT_COMMITTER_EMAIL=" + e}
 }

@@ -12,7 +12,6 @@ import (
 
 	sandboxv1 "github.com/sandbox-agent/sandbox-agent/api/sandbox/v1"
 	"github.com/sandbox-agent/sandbox-agent/internal/runtime"
-	"github.com/sandbox-agent/sandbox-agent/internal/testkit"
 )
 
 // stubborn is the real runtime, which while it is set can't see that a sandbox is gone: it asks for the stop, as a
@@ -100,11 +99,16 @@ func TestASandboxWhoseSealWasBrokenFromTheHostIsStopped(t *testing.T) {
 	n := newNode(t)
 	s := n.session("seal")
 	require.Zero(t, n.exec("seal", "e1", "true").GetExitCode())
-	// git config replaces the file: in the sandbox's mount namespace the seal on it is detached (facts.md).
-	testkit.GitAs(t, owner, s.GetWorkspace().GetRepository(), "config", "user.name", "someone")
+	// A rename over the file detaches the seal on it in the sandbox's mount namespace, and the pointer is writable there.
+	pointer := filepath.Join(s.GetWorkspace().GetWorktree(), ".git")
+	b, err := os.ReadFile(pointer)
+	require.NoError(t, err)
+	require.NoError(t, os.WriteFile(pointer+".new", b, 0o644))
+	require.NoError(t, os.Chown(pointer+".new", owner, owner))
+	require.NoError(t, os.Rename(pointer+".new", pointer))
 	r := n.exec("seal", "e2", "touch never")
 	require.Equal(t, sandboxv1.ExecResult_NOT_STARTED, r.GetStatus(), r.GetReason())
-	require.Contains(t, r.GetReason(), "config")
+	require.Contains(t, r.GetReason(), pointer)
 	require.NoFileExists(t, filepath.Join(s.GetWorkspace().GetWorktree(), "never"))
 	require.EqualValues(t, 2, n.exec("seal", "e3", "true").GetGeneration())
 }

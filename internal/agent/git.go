@@ -41,6 +41,7 @@ func (s *session) openView(ctx context.Context) (*gitview.View, error) {
 	v, err := gitview.Open(ctx, gitview.Options{
 		Dir: s.agent.workspaceDir(rec.Workspace.Worktree), SessionID: s.id, Layout: rec.GitLayout,
 		Workspace: rec.Workspace, Config: s.judged, Export: s.agent.cfg.Workspace.Export, Live: live,
+		Env: identity(s.agent.cfg.Workspace), Hooks: s.agent.cfg.Workspace.Hooks == "inside",
 	})
 	if err != nil {
 		return nil, err

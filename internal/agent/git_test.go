@@ -416,3 +416,32 @@ func TestTheSessionSaysWhatIsMountedAndSealed(t *testing.T) {
 		require.NotEmpty(t, s.GetNotes())
 	})
 }
+
+func TestHooksRunInsideWhereTheOperatorWantsThemAndNeverInTrustedGit(t *testing.T) {
+	for _, hooks := range []string{"off", "inside"} {
+		for _, layout := range []string{config.IsolatedLayout, config.SharedLayout} {
+			n := newNode(t, func(c *config.Config) { c.Workspace.Hooks, c.Workspace.GitLayout = hooks, layout })
+			repo := testkit.Repo(t, owner)
+			hook := filepath.Join(repo, ".git", "hooks", "pre-commit")
+			require.NoError(t, os.MkdirAll(filepath.Dir(hook), 0o755))
+			require.NoError(t, os.WriteFile(hook, []byte("#!/bin/sh\necho x >> hooked\n"), 0o755))
+			require.NoError(t, os.Chown(hook, owner, owner))
+			wt := filepath.Join(filepath.Dir(repo), "wt")
+			_, err := n.agent.CreateSession(n.ctx(), &sandboxv1.CreateSessionRequest{SessionId: "s",
+				Workspace: &sandboxv1.Workspace{Repository: repo, Worktree: wt, Branch: "work"}})
+			require.NoError(t, err)
+			n.ok("s", "e1", commitNew)
+			require.Equal(t, hooks == "inside", exists(filepath.Join(wt, "hooked")), "%s %s", hooks, layout)
+			os.Remove(filepath.Join(wt, "hooked"))
+			r, err := n.git("s", "commit", "--allow-empty", "-m", "Trusted")
+			require.NoError(t, err)
+			require.Zero(t, r.GetExitCode(), string(r.GetStderr()))
+			require.False(t, exists(filepath.Join(wt, "hooked")), "%s %s", hooks, layout)
+		}
+	}
+}
+
+func exists(path string) bool {
+	_, err := os.Lstat(path)
+	return err == nil
+}

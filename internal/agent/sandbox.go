@@ -140,7 +140,7 @@ func (s *session) prepare() (runtime.Spec, error) {
 	}
 	plan, err := mounts.New(mounts.Workspace{
 		Worktree: w.Worktree, CommonDir: w.CommonDir, MetaDir: w.MetaDir, OwnerUID: w.Owner.UID, OwnerGID: w.Owner.GID,
-		Layout: rec.GitLayout, Private: view.Private(), Extra: caches,
+		Layout: rec.GitLayout, Private: view.Private(), Extra: caches, Hooks: a.cfg.Workspace.Hooks == "inside",
 	}, mounts.Exists)
 	if err != nil {
 		return runtime.Spec{}, err

@@ -64,6 +64,8 @@ type Workspace struct {
 	// Private is the folder that the agent keeps for the workspace and mounts at CommonDir: with Isolated the
 	// command's own Git folder, with Shared the skeleton that holds the mount points.
 	Private string
+	// Hooks says that, also with Isolated, the base clone's hooks are the command's: sealed, and run by its own Git.
+	Hooks bool
 	// Extra are folders beside the workspace's: caches. They are no seals: their mount points lie in folders of the
 	// command's, which may rename them. One that is not ReadOnly belongs to the owner.
 	Extra []Mount
@@ -150,7 +152,11 @@ func (p *Plan) isolated(w Workspace) {
 	p.seal(at("objects", "info")) // alternates: other repositories' objects, as if they were here
 	p.seal(filepath.Join(w.CommonDir, "objects"), filepath.Join(w.CommonDir, "base-objects"))
 	for _, name := range []string{"config", "hooks", "info"} {
-		p.seal(at(name))
+		source, target := at(name)
+		if name == "hooks" && w.Hooks {
+			source = target
+		}
+		p.seal(source, target)
 	}
 	name := filepath.Base(w.MetaDir)
 	p.empty(at("worktrees"))

@@ -77,7 +77,7 @@ func (v *View) makeFolders() error {
 }
 
 func (v *View) openIsolated(ctx context.Context) error {
-	config, leftOut, err := v.o.Config.Sanitise(gitguard.SanitiseOptions{})
+	config, leftOut, err := v.o.Config.Sanitise(gitguard.SanitiseOptions{Hooks: v.o.Hooks})
 	if err != nil {
 		return err
 	}
@@ -168,8 +168,49 @@ func (v *View) writeSealed(private string, config []byte) error {
 				return err
 			}
 		}
-		return nil
+		return v.writeHooks(base, d)
 	})
+}
+
+// writeHooks copies the repository's hooks where they are to run inside, and takes them away where they are not.
+func (v *View) writeHooks(base, d folder) error {
+	there, err := d.names("hooks")
+	if err != nil {
+		return err
+	}
+	for _, name := range there {
+		if err := d.remove("hooks/" + name); err != nil {
+			return err
+		}
+	}
+	if !v.o.Hooks {
+		return nil
+	}
+	hooks, err := base.names("hooks")
+	if err != nil {
+		return fmt.Errorf("%w: %w", ErrRefused, err)
+	}
+	for _, name := range hooks {
+		f, st, err := base.openFile("hooks/" + name)
+		if err != nil && !errors.Is(err, errNotRegular) {
+			return fmt.Errorf("%w: %w", ErrRefused, err)
+		}
+		if err != nil {
+			continue // a folder is no hook
+		}
+		f.Close()
+		if strings.HasSuffix(name, ".sample") || st.Mode&0o111 == 0 {
+			continue
+		}
+		content, err := base.read("hooks/"+name, mostSmall)
+		if err != nil {
+			return fmt.Errorf("%w: %w", ErrRefused, err)
+		}
+		if err := d.writeMode("hooks/"+name, 0o755, content); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // copyBase brings refs, HEADs and the worktree's own files into the new folder.
@@ -206,7 +247,7 @@ func (v *View) copyBase(ctx context.Context, j *jails, fresh string) error {
 // writePackedRefs writes refs as one file: a hundred thousand files would take seconds. Git wants them in the order of
 // their bytes. Symbolic refs can't be packed.
 func writePackedRefs(d folder, s snapshot) error {
-	err := d.writeFrom("packed-refs", func(w io.Writer) error {
+	err := d.writeFrom("packed-refs", 0o644, func(w io.Writer) error {
 		var b strings.Builder
 		b.WriteString("# pack-refs with: sorted \n")
 		for _, name := range sortedKeys(s.ids) {

@@ -18,6 +18,7 @@ import (
 func (v *View) Git(ctx context.Context, c gitguard.GitCommand, timeout time.Duration, output int) (gitjail.Result, error) {
 	j := v.worktreeJail()
 	j.Timeout, j.Output = timeout, output
+	j.Env = append(j.Env, v.o.Env...)
 	if c.Writes {
 		return j.Do(ctx, gitjail.Call{Args: c.Args})
 	}

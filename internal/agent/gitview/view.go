@@ -25,6 +25,10 @@ type Options struct {
 	Config gitguard.Config
 	// Export are the operator's patterns of refs that are exported besides the session's own branches.
 	Export []string
+	// Env is added to the environment of Git: who the author and committer of its commits is.
+	Env []string
+	// Hooks says that the repository's hooks run in the sandbox, as part of the untrusted command. Trusted Git runs none.
+	Hooks bool
 	// Live says that a sandbox on the workspace may be alive (the agent was restarted): what it has sealed is left as it
 	// is. The next Open without it writes the configuration anew.
 	Live bool
