@@ -20,8 +20,8 @@ type decision struct {
 	exported func(ref string) bool
 	// elsewhere maps branches to the other worktree that they are checked out in.
 	elsewhere map[string]string
-	// missing are ids that did not arrive in the base clone.
-	missing map[string]bool
+	// arrived says whether the base clone has an object that the ref can name.
+	arrived func(ref, id string) bool
 	// isAncestor says whether the session's commit comes from the base's.
 	isAncestor func(base, now string) (bool, error)
 }
@@ -34,7 +34,7 @@ type verdict struct {
 	// made are the branches among moves that the base clone did not have.
 	made      map[string]bool
 	conflicts []Conflict
-	// lost are refs whose objects did not arrive.
+	// lost are refs whose objects did not arrive, or are none that the ref can name.
 	lost []string
 }
 
@@ -56,7 +56,7 @@ func decide(d decision) (verdict, error) {
 			continue
 		case !d.mine(ref, before):
 			continue
-		case d.missing[now]:
+		case now != "" && !d.arrived(ref, now):
 			out.lost = append(out.lost, ref)
 			continue
 		}

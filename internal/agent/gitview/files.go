@@ -119,20 +119,24 @@ func (d folder) parent(name string) (*os.File, error) {
 // write puts a file in the place of whatever has its name: by a new one that is renamed, so that nothing is followed and
 // nothing is ever half written.
 func (d folder) write(name string, content []byte) error {
-	return d.writeFrom(name, func(w io.Writer) error {
+	return d.writeMode(name, 0o644, content)
+}
+
+func (d folder) writeMode(name string, mode uint64, content []byte) error {
+	return d.writeFrom(name, mode, func(w io.Writer) error {
 		_, err := w.Write(content)
 		return err
 	})
 }
 
-func (d folder) writeFrom(name string, fill func(io.Writer) error) error {
+func (d folder) writeFrom(name string, mode uint64, fill func(io.Writer) error) error {
 	parent, err := d.parent(name)
 	if err != nil {
 		return err
 	}
 	defer parent.Close()
 	temporary := "sandbox-agent-" + rand.Text() + ".new"
-	fd, err := hostfs.Beneath(parent, temporary, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL, 0o644)
+	fd, err := hostfs.Beneath(parent, temporary, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL, mode)
 	if err != nil {
 		return d.fail("writing", name, err)
 	}
@@ -146,6 +150,20 @@ func (d folder) writeFrom(name string, fill func(io.Writer) error) error {
 		return d.fail("writing", name, err)
 	}
 	return nil
+}
+
+// names are the names in a folder; none if it is not there.
+func (d folder) names(path string) ([]string, error) {
+	fd, err := hostfs.Beneath(d.File, path, unix.O_RDONLY|unix.O_DIRECTORY, 0)
+	if errors.Is(err, unix.ENOENT) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, d.fail("opening", path, err)
+	}
+	dir := os.NewFile(uintptr(fd), path)
+	defer dir.Close()
+	return dir.Readdirnames(-1)
 }
 
 // remove takes a name that is no folder away; one that is not there is fine.

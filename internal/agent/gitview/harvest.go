@@ -21,6 +21,9 @@ var step = func(string) {}
 // mostTries bounds how often refs are tried again when the base clone changes while they are written.
 const mostTries = 5
 
+// mostChanged bounds how many refs one harvest writes: a file each, in the base clone.
+const mostChanged = 2000
+
 // mostStashes bounds how many stash entries are kept.
 const mostStashes = 256
 
@@ -55,7 +58,7 @@ type harvest struct {
 	stashes  []string
 	listing  []byte // nil: the index is as it was, or can't be trusted
 	logLines []logLine
-	missing  map[string]bool
+	types    map[string]string // of the objects that refs, index and log name, in the base clone; "" for a missing one
 	verdict  verdict
 	indexIDs []string
 	wrote    bool // something arrived in the base clone
@@ -136,7 +139,7 @@ func (h *harvest) read(ctx context.Context) error {
 		return err
 	}
 	if h.head, err = v.privateHead(); err != nil {
-		return err
+		h.say("HEAD is not in the base clone: %v", err)
 	}
 	if err := h.readStashes(ctx, s); err != nil {
 		return err
@@ -147,6 +150,7 @@ func (h *harvest) read(ctx context.Context) error {
 	if err := h.readLog(); err != nil {
 		return err
 	}
+	h.narrow()
 	print, err := v.printBase()
 	if err != nil {
 		return err
@@ -159,6 +163,29 @@ func (h *harvest) read(ctx context.Context) error {
 		h.base.set(name, id)
 	}
 	return nil
+}
+
+// narrow leaves out refs that this harvest does not look at: names that Git would not make, and more than can be written in
+// one go. The session's own branch is never left out.
+func (h *harvest) narrow() {
+	v := h.v
+	taken, left := 0, 0
+	for _, ref := range changedRefs(v.snapshot.ids, h.private.ids) {
+		err := gitguard.CheckRefName(ref)
+		switch taken++; {
+		case err == nil && (taken <= mostChanged || ref == v.branch()):
+			continue
+		case err != nil:
+			h.say("a ref is not in the base clone: %v", err)
+		default:
+			left++
+		}
+		h.private.set(ref, v.snapshot.ids[ref])
+	}
+	if left > 0 {
+		h.again = true
+		h.say("%d changed refs are left for the next harvest", left)
+	}
 }
 
 func (h *harvest) readBase(ctx context.Context) error {
@@ -247,6 +274,7 @@ func (h *harvest) bringObjects(ctx context.Context) error {
 	for _, id := range h.stashes {
 		group(id)
 	}
+	refIDs := slices.Concat(groups...)
 	indexIDs, logIDs := h.newIndexIDs(), h.logIDs()
 	index, log, err := h.those(ctx, indexIDs, logIDs)
 	if err != nil {
@@ -254,20 +282,17 @@ func (h *harvest) bringObjects(ctx context.Context) error {
 	}
 	group(index...)
 	group(log...)
-	objects, missing, why := h.j.transfer(ctx, tips{groups: groups, has: h.v.negatives(h.base.ids)})
-	if ctx.Err() != nil {
+	objects, whole, why := h.j.transfer(ctx, tips{groups: groups, has: h.v.negatives(h.base.ids)})
+	h.Objects = objects
+	if ctx.Err() != nil || why != nil && whole == 0 {
 		return why
 	}
-	h.Objects, h.missing = objects, missing
 	if why != nil {
 		h.again = true
-		if len(missing) > 0 && objects == 0 && len(missing) >= len(slices.Concat(groups...)) {
-			return why
-		}
 		h.say("not all objects could be brought over: %v", why)
 	}
 	step("objects stored")
-	return h.checkArrived(ctx, indexIDs, logIDs)
+	return h.checkArrived(ctx, refIDs, indexIDs, logIDs)
 }
 
 // those are the ids of index and log that have to be brought over: neither has to tell the truth about what there is.
@@ -295,30 +320,37 @@ func (h *harvest) those(ctx context.Context, indexIDs, logIDs []string) (index, 
 	return slices.DeleteFunc(slices.Clone(indexIDs), useless), slices.DeleteFunc(slices.Clone(logIDs), useless), err
 }
 
-// checkArrived asks the base clone for what index and log name: a missing object there would stop its gc.
-func (h *harvest) checkArrived(ctx context.Context, indexIDs, logIDs []string) error {
-	if len(indexIDs)+len(logIDs) == 0 {
+// checkArrived asks the base clone for what refs, index and log name. A missing object there would stop its gc, and one
+// ref that can't be written would stop all of them.
+func (h *harvest) checkArrived(ctx context.Context, refIDs, indexIDs, logIDs []string) error {
+	all := slices.Concat(refIDs, indexIDs, logIDs)
+	if len(all) == 0 {
 		return nil
 	}
 	s, err := h.j.inBase()
 	if err != nil {
 		return err
 	}
-	types, err := objectTypes(ctx, s, slices.Concat(indexIDs, logIDs))
-	if err != nil {
+	if h.types, err = objectTypes(ctx, s, all); err != nil {
 		return err
 	}
 	for _, id := range indexIDs {
-		if types[id] != "blob" {
-			h.say("the index is not in the base clone: its object %s is %s", id, orMissing(types[id]))
+		if h.types[id] != "blob" {
+			h.say("the index is not in the base clone: its object %s is %s", id, orMissing(h.types[id]))
 			h.listing = nil
 			break
 		}
 	}
 	h.logLines = slices.DeleteFunc(h.logLines, func(l logLine) bool {
-		return !isZero(l.old) && types[l.old] != "commit" && !h.baseHas(l.old) || !isZero(l.new) && types[l.new] != "commit" && !h.baseHas(l.new)
+		return !isZero(l.old) && h.types[l.old] != "commit" || !isZero(l.new) && h.types[l.new] != "commit"
 	})
 	return nil
+}
+
+// arrived says whether the base clone has an object that a ref of that name can name.
+func (h *harvest) arrived(ref, id string) bool {
+	kind, asked := h.types[id]
+	return !asked || kind != "" && (kind == "commit" || !strings.HasPrefix(ref, heads))
 }
 
 func orMissing(kind string) string {
@@ -328,19 +360,10 @@ func orMissing(kind string) string {
 	return "a " + kind
 }
 
-func (h *harvest) baseHas(id string) bool {
-	for _, x := range h.base.ids {
-		if x == id {
-			return true
-		}
-	}
-	return false
-}
-
 // moveRefs decides and writes, and decides again when the base clone changed meanwhile.
 func (h *harvest) moveRefs(ctx context.Context) error {
 	for try := 1; ; try++ {
-		err := h.tryRefs(ctx)
+		err := h.tryRefs(ctx, try == mostTries)
 		if err == nil || try == mostTries || ctx.Err() != nil {
 			return err
 		}
@@ -354,11 +377,13 @@ func (h *harvest) moveRefs(ctx context.Context) error {
 	}
 }
 
-func (h *harvest) tryRefs(ctx context.Context) error {
+// tryRefs writes all refs in one transaction, or in the last try one by one, so that one which can't be written doesn't
+// hold back the others.
+func (h *harvest) tryRefs(ctx context.Context, apart bool) error {
 	v := h.v
 	d := decision{
 		before: v.snapshot.ids, now: h.private.ids, base: h.base.ids, symbolic: h.base.symbolic,
-		branch: v.branch(), created: v.state.Created, missing: h.missing,
+		branch: v.branch(), created: v.state.Created, arrived: h.arrived,
 		exported: func(ref string) bool {
 			return slices.ContainsFunc(v.o.Export, func(p string) bool { return gitguard.Matches(p, ref) })
 		},
@@ -385,12 +410,27 @@ func (h *harvest) tryRefs(ctx context.Context) error {
 		return err
 	}
 	step("refs decided")
-	if err := runMoves(ctx, s, nil, "sandbox-agent: harvest of session "+v.o.SessionID, moves); err != nil {
+	why := "sandbox-agent: harvest of session " + v.o.SessionID
+	if apart {
+		h.moveApart(ctx, s, why, moves)
+	} else if err := runMoves(ctx, s, nil, why, moves); err != nil {
 		return err
 	}
 	h.wrote = true
 	step("refs moved")
 	return nil
+}
+
+func (h *harvest) moveApart(ctx context.Context, s *gitjail.Session, why string, moves []move) {
+	parts := apartByName(moves)
+	for _, m := range slices.Concat(parts[0], parts[1]) {
+		if err := runMoves(ctx, s, nil, why, []move{m}); err != nil {
+			h.again = true
+			h.say("%s was not written: %v", m.ref, err)
+			h.verdict.moves = slices.DeleteFunc(h.verdict.moves, func(x move) bool { return x.ref == m.ref })
+			delete(h.verdict.made, m.ref)
+		}
+	}
 }
 
 // announce keeps which branches are about to be made: after a kill they could not be told from somebody else's.
@@ -442,8 +482,17 @@ func (h *harvest) elsewhere(ctx context.Context) (map[string]string, error) {
 }
 
 // mirrorName is where a ref of the session is kept in the base clone, so that its gc keeps what the ref needs.
-func (v *View) mirrorName(session, ref string) string {
-	return sandboxes + session + "/" + strings.TrimPrefix(ref, "refs/")
+func mirrorName(session, ref string) string {
+	return mirrorOf(session) + "/" + strings.TrimPrefix(ref, "refs/")
+}
+
+// mirrorOf is the folder of a session's refs. A session's id may have dots where a ref's name can't ("a..b", "x.lock").
+func mirrorOf(session string) string {
+	name := sandboxes + session
+	if gitguard.CheckRefName(name) != nil {
+		name = sandboxes + strings.ReplaceAll(session, ".", "%2E")
+	}
+	return name
 }
 
 // wantedMirror is what should be kept of the session's refs: of those that differ from the snapshot, and of each stash.
@@ -456,18 +505,18 @@ func (h *harvest) wantedMirror() (want refs, gone []string) {
 		case strings.HasPrefix(ref, sandboxes) || ref == stashRef || h.base.symbolic[ref] != "":
 		case id == "":
 			for _, session := range v.sessions {
-				gone = append(gone, v.mirrorName(session, ref))
+				gone = append(gone, mirrorName(session, ref))
 			}
-		case !h.missing[id]:
-			want[v.mirrorName(v.o.SessionID, ref)] = id
+		case h.arrived(stashRef, id): // of any kind: it is no branch there
+			want[mirrorName(v.o.SessionID, ref)] = id
 		}
 	}
 	for i, id := range h.stashes {
-		if !h.missing[id] {
-			want[v.mirrorName(v.o.SessionID, "refs/stash/"+strconv.Itoa(i))] = id
+		if h.arrived(stashRef, id) {
+			want[mirrorName(v.o.SessionID, "refs/stash/"+strconv.Itoa(i))] = id
 		}
 	}
-	stashes := v.mirrorName(v.o.SessionID, "refs/stash/")
+	stashes := mirrorName(v.o.SessionID, "refs/stash/")
 	for name := range v.state.Mirror {
 		if strings.HasPrefix(name, stashes) && want[name] == "" {
 			gone = append(gone, name)
@@ -520,7 +569,7 @@ func (h *harvest) readMirror(ctx context.Context) error {
 	}
 	h.v.state.Mirror = refs{}
 	for _, session := range h.v.sessions {
-		out, err := s.Run(ctx, "for-each-ref", "--format=%(objectname) %(refname)", sandboxes+session)
+		out, err := s.Run(ctx, "for-each-ref", "--format=%(objectname) %(refname)", mirrorOf(session))
 		if err != nil {
 			return err
 		}

@@ -39,9 +39,10 @@ func objectTypes(ctx context.Context, s *gitjail.Session, ids []string) (map[str
 	}
 	for line := range strings.Lines(out) {
 		id, kind, _ := strings.Cut(strings.TrimSuffix(line, "\n"), " ")
-		if kind != "missing" {
-			types[id] = kind
+		if kind == "missing" {
+			kind = ""
 		}
+		types[id] = kind
 	}
 	return types, nil
 }
@@ -54,34 +55,24 @@ type tips struct {
 }
 
 // transfer brings objects over: packed in the private jail, checked and stored in the base clone's, joined by a pipe. When
-// not all can be had, for a command may have broken or forged some, each group is tried by itself; missing are the tips
-// that did not arrive.
-func (j *jails) transfer(ctx context.Context, t tips) (objects uint64, missing map[string]bool, why error) {
+// not all can be had, for a command may have broken or forged some, each group is tried by itself: whole says how many
+// arrived, and why is the first failure.
+func (j *jails) transfer(ctx context.Context, t tips) (objects uint64, whole int, why error) {
 	all := slices.Concat(t.groups...)
 	if len(all) == 0 {
-		return 0, nil, nil
+		return 0, 0, nil
 	}
 	objects, why = j.transferOne(ctx, all, t.has)
 	if why == nil || ctx.Err() != nil || len(t.groups) == 1 {
-		if why != nil {
-			missing = set(all)
-		}
-		return objects, missing, why
+		return objects, 0, why
 	}
-	missing = map[string]bool{}
-	for i, group := range t.groups {
-		n, err := uint64(0), error(nil)
-		if i < mostParts {
-			n, err = j.transferOne(ctx, group, t.has)
+	for _, group := range t.groups[:min(len(t.groups), mostParts)] {
+		if n, err := j.transferOne(ctx, group, t.has); err == nil {
+			objects += n
+			whole++
 		}
-		if err != nil || i >= mostParts {
-			for _, id := range group {
-				missing[id] = true
-			}
-		}
-		objects += n
 	}
-	return objects, missing, why
+	return objects, whole, why
 }
 
 func set(ids []string) map[string]bool {

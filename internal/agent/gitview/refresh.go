@@ -328,7 +328,7 @@ func copyTo(from folder, name string, to folder, target string, limit int64) err
 	if st.Size > limit {
 		return from.fail("copying", name, fmt.Errorf("it has %d bytes, more than %d", st.Size, limit))
 	}
-	return to.writeFrom(target, func(w io.Writer) error {
+	return to.writeFrom(target, 0o644, func(w io.Writer) error {
 		_, err := io.Copy(w, io.LimitReader(f, limit))
 		return err
 	})

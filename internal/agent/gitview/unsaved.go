@@ -169,7 +169,7 @@ func (r record) removeMirror(ctx context.Context) ([]string, error) {
 	}
 	var removed []string
 	for _, session := range r.Sessions {
-		out, err := s.Run(ctx, "for-each-ref", "--format=%(refname)", sandboxes+session)
+		out, err := s.Run(ctx, "for-each-ref", "--format=%(refname)", mirrorOf(session))
 		if err != nil {
 			return removed, err
 		}
@@ -183,7 +183,7 @@ func (r record) removeMirror(ctx context.Context) ([]string, error) {
 		if err := runMoves(ctx, s, nil, "sandbox-agent: workspace deleted", moves); err != nil {
 			return removed, err
 		}
-		removed = append(removed, fmt.Sprintf("%s%s/ (%d refs)", sandboxes, session, len(moves)))
+		removed = append(removed, fmt.Sprintf("%s/ (%d refs)", mirrorOf(session), len(moves)))
 	}
 	return removed, nil
 }

@@ -57,7 +57,7 @@ func (v *View) privateHead() (head string, err error) {
 // it, and no other worktree is on it; else it is the commit itself.
 func (h *harvest) exportHead(ctx context.Context) error {
 	v := h.v
-	if !h.changed[partRefs] && !h.changed[partHead] && !v.state.Pending {
+	if h.head == "" || !h.changed[partRefs] && !h.changed[partHead] && !v.state.Pending {
 		return nil
 	}
 	s, err := h.j.inBase()
@@ -101,7 +101,7 @@ func (h *harvest) wantedHead(ctx context.Context, now string) (string, error) {
 		h.say("HEAD is on %s, which has no commit yet, and stays as it was in the base clone", withoutRef(h.head))
 		return "", nil
 	}
-	if h.missing[id] {
+	if !h.arrived(heads, id) {
 		h.say("HEAD stays as it was in the base clone: its commit %s did not arrive", id)
 		return "", nil
 	}
@@ -366,7 +366,7 @@ func (h *harvest) exportLog(context.Context) error {
 			if err := m.mkdir("logs"); err != nil {
 				return err
 			}
-			return m.writeFrom("logs/HEAD", func(w io.Writer) error {
+			return m.writeFrom("logs/HEAD", 0o644, func(w io.Writer) error {
 				b := bytes.NewBuffer(base)
 				for _, l := range h.logLines {
 					b.WriteString(l.text + "\n")
