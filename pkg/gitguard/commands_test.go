@@ -6,10 +6,23 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 )
+
+// template is made once: most of a test's time would be Git's.
+var template struct {
+	sync.Once
+	dir string
+}
+
+func TestMain(m *testing.M) {
+	code := m.Run()
+	os.RemoveAll(template.dir)
+	os.Exit(code)
+}
 
 // testRepo is a repository with two commits, an annotated tag and a stash, made with trusted Git's own environment.
 func testRepo(t testing.TB) string {
@@ -17,7 +30,19 @@ func testRepo(t testing.TB) string {
 	if _, err := findGit(); err != nil {
 		t.Skip(err)
 	}
+	template.Do(func() {
+		var err error
+		template.dir, err = os.MkdirTemp("", "gitguard-test-")
+		require.NoError(t, err)
+		makeRepo(t, template.dir)
+	})
 	dir := t.TempDir()
+	require.NoError(t, os.CopyFS(dir, os.DirFS(template.dir)))
+	return dir
+}
+
+func makeRepo(t testing.TB, dir string) {
+	t.Helper()
 	git(t, dir, "init", "-q", "-b", "main")
 	for _, name := range []string{"a", "b"} {
 		require.NoError(t, os.WriteFile(filepath.Join(dir, name), []byte(name+"\n"), 0o644))
@@ -27,7 +52,6 @@ func testRepo(t testing.TB) string {
 	git(t, dir, "tag", "-a", "-m", "v", "v1")
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "a"), []byte("changed\n"), 0o644))
 	git(t, dir, "stash", "push", "-q")
-	return dir
 }
 
 func tryGit(t testing.TB, dir string, args ...string) (code int, output string) {
@@ -238,7 +262,6 @@ var sampleValues = map[string]string{
 var usage = []string{"usage: git", "unknown option", "unknown switch", "unrecognized argument", "takes no value", "requires a value", "unknown argument", "ambiguous argument '-"}
 
 func TestGitKnowsEveryOptionOfTheList(t *testing.T) {
-	origin := testRepo(t)
 	operands := map[string][]string{
 		"diff-index": {"HEAD"}, "diff-tree": {"HEAD"}, "blame": {"a"}, "shortlog": {"HEAD"}, "rev-list": {"HEAD"}, "merge-base": {"HEAD", "HEAD"},
 		"ls-tree": {"HEAD"}, "cat-file": {"HEAD"}, "show-ref": {"refs/heads/main"}, "grep": {"pattern"}, "symbolic-ref": {"HEAD"},
@@ -251,8 +274,7 @@ func TestGitKnowsEveryOptionOfTheList(t *testing.T) {
 	shared := map[string]string{"show": logOptions, "stash list": logOptions, "reflog show": logOptions, "stash show": diffOptions, "diff-files": diffOptions, "diff-tree": diffOptions}
 	for _, name := range subcommandsInFull() {
 		t.Run(name, func(t *testing.T) {
-			dir := filepath.Join(t.TempDir(), "r")
-			require.NoError(t, os.CopyFS(dir, os.DirFS(origin)))
+			dir := testRepo(t)
 			skip := reads(shared[name]).options
 			for option, takes := range commands[name].options {
 				if _, ok := skip[option]; ok {
