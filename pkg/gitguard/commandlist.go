@@ -144,7 +144,7 @@ var commands = map[string]command{
 
 const mergeOptions = `--strategy= --strategy-option= -X=--strategy-option `
 
-// strategies are those that Git has built in; for any other name it runs git-merge-<name>.
+// strategies are those that Git has built in; for any other name it runs git-merge-NAME.
 var strategies = []string{"ort", "recursive", "resolve", "octopus", "ours", "subtree"}
 
 // optionValues say which values an option may have that could name a program.

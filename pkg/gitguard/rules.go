@@ -49,7 +49,7 @@ const (
 	saysListed  = "postBuffer, version, lowSpeedLimit or lowSpeedTime"
 )
 
-// helperURL is an address that has Git run git-remote-<helper> (gitremote-helpers(7)).
+// helperURL is an address that has Git run git-remote-HELPER (gitremote-helpers(7)).
 func helperURL(e Entry) bool {
 	scheme, _, found := strings.Cut(e.Value, "::")
 	return found && scheme != "" && strings.Trim(strings.ToLower(scheme), "abcdefghijklmnopqrstuvwxyz0123456789+-._") == ""
@@ -117,7 +117,7 @@ var rules = []rule{
 	{kind: Program, keys: []pattern{"diff.external", "diff.*.command", "diff.*.textconv", "merge.*.driver"},
 		why: "it runs a program to compare or merge files"},
 	{kind: Program, keys: []pattern{"pull.twohead", "pull.octopus"},
-		why: "it names a merge strategy, for which Git runs git-merge-<name>"},
+		why: "it names a merge strategy, for which Git runs git-merge-NAME"},
 	{kind: Program, keys: []pattern{"gpg.program", "gpg.*.program", "gpg.*.defaultKeyCommand"},
 		why: "it runs a program to sign or verify"},
 	{kind: Program, keys: []pattern{"alias.**"},
@@ -146,7 +146,7 @@ var rules = []rule{
 
 	{kind: Remote, keys: []pattern{"remote.*.url", "remote.*.pushUrl", "branch.*.remote", "branch.*.pushRemote", "remote.pushDefault"},
 		unless: func(e Entry) bool { return !helperURL(e) }, unlessSays: saysNoProxy,
-		why: "it runs git-remote-<helper> to reach another repository"},
+		why: "it runs git-remote-HELPER to reach another repository"},
 	{kind: Remote, keys: []pattern{"remote.*.uploadpack", "remote.*.receivepack", "remote.*.vcs", "remote.*.proxy", "remote.*.proxyAuthMethod"},
 		why: "it runs a program, or goes through another host, to reach another repository"},
 	{kind: Remote, keys: []pattern{"url.*.insteadOf", "url.*.pushInsteadOf"},
@@ -172,9 +172,9 @@ var rules = []rule{
 
 const notListed = "it is not on the list of keys that are known to be harmless"
 
-// harmlessKeys are what a sanitised configuration keeps: section (with ".*" for those that have subsections) and the
+// harmlessText is what a sanitised configuration keeps: section (with ".*" for those that have subsections) and the
 // variables in it.
-var harmlessKeys = parseHarmless(`
+const harmlessText = `
 core: abbrev alternateRefsPrefixes autocrlf bare bigFileThreshold checkRoundtripEncoding checkStat commentChar commentString commitGraph
 core: compression createObject deltaBaseCacheLimit eol fileMode fscache fsmonitor fsync fsyncMethod fsyncObjectFiles hideDotFiles ignoreCase ignoreStat
 core: logAllRefUpdates longPaths looseCompression maxTreeDepth multiPackIndex notesRef packedGitLimit packedGitWindowSize precomposeUnicode
@@ -235,7 +235,9 @@ versionsort: suffix
 worktree: guessRemote useRelativePaths
 mailmap: blob
 trailer: ifexists ifmissing separators where
-`)
+`
+
+var harmlessKeys = parseHarmless(harmlessText)
 
 // notCopied are no findings in themselves and yet not kept: a private clone decides about them itself.
 var notCopied = []pattern{"extensions.refStorage", "extensions.worktreeConfig", "extensions.preciousObjects", "extensions.noop", "extensions.noop-v1"}
