@@ -134,10 +134,10 @@ func TestP12Attack30TheCommitAfterAConflictedPickHasItsOwnAuthor(t *testing.T) {
 	}
 }
 
-// interrupted kills git add while it holds the index's lock.
-const interrupted = `echo '*.slow filter=slow' > .gitattributes; echo x > f.slow; lock=$(git rev-parse --git-path index.lock)
-git -c filter.slow.clean='sleep 600; cat' -c filter.slow.required add f.slow & until [ -e "$lock" ]; do sleep 0.01; done
-kill -9 $!; wait $!; test -e "$lock"`
+// interrupted kills git add, and what that has started, while it holds the index's lock.
+const interrupted = `set -m; echo '*.slow filter=slow' > .gitattributes; echo x > f.slow; lock=$(git rev-parse --git-path index.lock)
+git -c filter.slow.clean='exec sleep 600' add f.slow > /dev/null 2>&1 & until [ -e "$lock" ]; do sleep 0.01; done
+kill -9 -- -$!; wait $!; test -e "$lock"`
 
 func TestP12Attack35AnAddWorksAfterOneThatWasKilled(t *testing.T) {
 	a := newAgent(t, "")
