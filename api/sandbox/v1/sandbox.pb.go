@@ -2405,9 +2405,14 @@ func (x *DeleteWorkspaceResponse) GetRemoved() []string {
 }
 
 type WatchEventsRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	SessionId     string                 `protobuf:"bytes,1,opt,name=session_id,json=sessionId,proto3" json:"session_id,omitempty"`
-	Cursor        string                 `protobuf:"bytes,2,opt,name=cursor,proto3" json:"cursor,omitempty"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Only the events of this session, which may be deleted by now; empty: all events of the node.
+	SessionId string `protobuf:"bytes,1,opt,name=session_id,json=sessionId,proto3" json:"session_id,omitempty"`
+	// The cursor of the last event that the caller has; empty: from the oldest event that is kept. failed_precondition
+	// with the oldest one to go on from when events after it are no longer kept (events.keep).
+	Cursor string `protobuf:"bytes,2,opt,name=cursor,proto3" json:"cursor,omitempty"`
+	// The stream ends with the newest event that there is, instead of waiting for the next one.
+	UntilNow      bool `protobuf:"varint,3,opt,name=until_now,json=untilNow,proto3" json:"until_now,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2456,9 +2461,19 @@ func (x *WatchEventsRequest) GetCursor() string {
 	return ""
 }
 
+func (x *WatchEventsRequest) GetUntilNow() bool {
+	if x != nil {
+		return x.UntilNow
+	}
+	return false
+}
+
+// Event is one thing that happened; docs/operations.md lists the kinds. None holds a command's text or output.
 type Event struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Cursor        string                 `protobuf:"bytes,1,opt,name=cursor,proto3" json:"cursor,omitempty"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Strictly rising over the node's life, also as text. After a crash a later event may tell the same thing again.
+	Cursor string `protobuf:"bytes,1,opt,name=cursor,proto3" json:"cursor,omitempty"`
+	// Empty for what is about the node: "agent.started", "agent.stopped", "gap".
 	SessionId     string                 `protobuf:"bytes,2,opt,name=session_id,json=sessionId,proto3" json:"session_id,omitempty"`
 	Kind          string                 `protobuf:"bytes,3,opt,name=kind,proto3" json:"kind,omitempty"`
 	ExecId        string                 `protobuf:"bytes,4,opt,name=exec_id,json=execId,proto3" json:"exec_id,omitempty"`
@@ -4908,11 +4923,12 @@ const file_sandbox_v1_sandbox_proto_rawDesc = "" +
 	"\x05force\x18\x04 \x01(\bR\x05force\"e\n" +
 	"\x17DeleteWorkspaceResponse\x120\n" +
 	"\bevidence\x18\x01 \x01(\v2\x14.sandbox.v1.EvidenceR\bevidence\x12\x18\n" +
-	"\aremoved\x18\x02 \x03(\tR\aremoved\"K\n" +
+	"\aremoved\x18\x02 \x03(\tR\aremoved\"h\n" +
 	"\x12WatchEventsRequest\x12\x1d\n" +
 	"\n" +
 	"session_id\x18\x01 \x01(\tR\tsessionId\x12\x16\n" +
-	"\x06cursor\x18\x02 \x01(\tR\x06cursor\"\xcf\x01\n" +
+	"\x06cursor\x18\x02 \x01(\tR\x06cursor\x12\x1b\n" +
+	"\tuntil_now\x18\x03 \x01(\bR\buntilNow\"\xcf\x01\n" +
 	"\x05Event\x12\x16\n" +
 	"\x06cursor\x18\x01 \x01(\tR\x06cursor\x12\x1d\n" +
 	"\n" +
