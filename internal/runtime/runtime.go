@@ -57,12 +57,27 @@ type Spec struct {
 	Resources Resources
 	// Network is "none".
 	Network string
+	// Grants are mounted read-only at GrantsPath. Their contents are secret: they are held in memory, and neither written
+	// to a disk nor logged.
+	Grants []Grant
 	// Dir is the sandbox's own folder in the agent's state: root file system skeleton, control socket, runtime state.
 	Dir string
 	// ReceiptsDir is the host folder mounted at ReceiptsPath for receiptd alone.
 	ReceiptsDir string
 	// Receiptd and Pid1 are host paths of the static binaries.
 	Receiptd, Pid1 string
+}
+
+// Grant is a folder of files below GrantsPath.
+type Grant struct {
+	Name  string
+	Files []GrantFile
+}
+
+// GrantFile is a file of a grant; its path is clean and relative to the grant's folder.
+type GrantFile struct {
+	Path    string
+	Content []byte
 }
 
 // Where things are inside the container. All of it lies under one folder, which the commands' view lacks.
@@ -73,6 +88,8 @@ const (
 	BinPath      = InternalDir + "/bin"
 	SocketName   = "receiptd.sock"
 	HomePath     = "/home/sandbox"
+	// GrantsPath is where a command finds its session's grants.
+	GrantsPath = "/run/grants"
 )
 
 // Identity names one container beyond doubt, also after the agent's or the node's restart. It is what the journal

@@ -122,8 +122,8 @@ func (a Attr) bits() uint64 {
 	return bits
 }
 
-// NewTmpfs makes a detached tmpfs (fsopen(2), fsmount(2), Linux 5.2) with the given options (tmpfs(5)): private, nosuid,
-// nodev, noexec. It can be filled through its descriptor before it is attached.
+// NewTmpfs makes a detached tmpfs (fsopen(2), fsmount(2), Linux 5.2) with the given options (tmpfs(5); one without a value
+// is a flag): private, nosuid, nodev, noexec. It can be filled through its descriptor before it is attached.
 func NewTmpfs(options map[string]string) (*os.File, error) {
 	fs, err := unix.Fsopen("tmpfs", unix.FSOPEN_CLOEXEC)
 	if err != nil {
@@ -131,7 +131,11 @@ func NewTmpfs(options map[string]string) (*os.File, error) {
 	}
 	defer unix.Close(fs)
 	for k, v := range options {
-		if err := unix.FsconfigSetString(fs, k, v); err != nil {
+		set := func() error { return unix.FsconfigSetString(fs, k, v) }
+		if v == "" {
+			set = func() error { return unix.FsconfigSetFlag(fs, k) }
+		}
+		if err := set(); err != nil {
 			return nil, fmt.Errorf("making a tmpfs with %s=%s: %w", k, v, os.NewSyscallError("fsconfig", err))
 		}
 	}

@@ -22,7 +22,7 @@ type attachment struct {
 
 // bindMounts are all bind mounts of a sandbox, cloned and ready before its container exists.
 type bindMounts struct {
-	root      []attachment // root file system, then receiptd's own folders
+	root      []attachment // root file system, then receiptd's own folders, then the grants
 	workspace *mounts.Detached
 	// ownership tells how files of the worktree get their owner inside.
 	ownership mounts.Ownership
@@ -59,6 +59,9 @@ func prepareMounts(spec runtime.Spec, s skeleton, source string) (_ *bindMounts,
 		return nil, err
 	}
 	if err := b.cloneWorkspace(spec); err != nil {
+		return nil, err
+	}
+	if err := b.makeGrants(spec.Grants); err != nil {
 		return nil, err
 	}
 	for _, p := range spec.Workspace.Roots() {
@@ -279,14 +282,19 @@ func setAttr(root *os.File, path string, a mounts.Attr) error {
 // container's root's: it is sticky, so a command can't rename them. HOME is the command's, who may rename what it likes
 // there: only caches are mounted in it.
 func (b *bindMounts) makeMountPoints(root *os.File) error {
-	uid, gid := b.ids.HostBase+b.ids.CommandUID, b.ids.HostBase+b.ids.CommandGID
-	if !b.ownership.Idmap {
-		uid, gid = b.ownership.CommandHostUID, b.ownership.CommandHostGID
-	}
+	uid, gid := b.commandIDs()
 	if err := mkdirAllAs(root, b.inTmp, b.ids.HostBase, b.ids.HostBase); err != nil {
 		return err
 	}
 	return mkdirAllAs(root, b.inHome, uid, gid)
+}
+
+// commandIDs are the host ids of a command. They are known once the workspace is cloned.
+func (b *bindMounts) commandIDs() (uid, gid uint32) {
+	if !b.ownership.Idmap {
+		return b.ownership.CommandHostUID, b.ownership.CommandHostGID
+	}
+	return b.ids.HostBase + b.ids.CommandUID, b.ids.HostBase + b.ids.CommandGID
 }
 
 // mkdirAllAs makes folders with the ids that their file system knows, which the node's root is not among.

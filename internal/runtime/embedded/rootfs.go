@@ -52,7 +52,7 @@ type skeleton struct {
 }
 
 // Folders that are mounted, whatever the source has there.
-var mountPoints = []string{"/proc", "/dev", "/tmp", runtime.HomePath, runtime.InternalDir}
+var mountPoints = []string{"/proc", "/dev", "/tmp", runtime.HomePath, runtime.GrantsPath, runtime.InternalDir}
 
 // never are top-level folders of a source that don't come in: kernel file systems, and what is the node's own.
 var never = map[string]bool{"proc": true, "sys": true, "dev": true, "tmp": true, "run": true, "lost+found": true, ".sandbox": true}

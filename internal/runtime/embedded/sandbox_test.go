@@ -519,10 +519,11 @@ func TestAFileSystemWithoutIdmappedMountsIsUsedAsItsOwner(t *testing.T) {
 		t.Run(layout, func(t *testing.T) {
 			spec := h.spec(1234, 0)
 			spec.Workspace = testkit.Plan(t, 1234, repo, wt, layout)
+			spec.Grants = someGrants("granted")
 			s := h.create(spec)
-			out, p := h.attach(s, spec).run("echo > made && stat -c %u made && git status --porcelain && git branch x && git update-ref -d refs/heads/x")
+			out, p := h.attach(s, spec).run("echo > made && stat -c %u made && git status --porcelain && git branch x && git update-ref -d refs/heads/x && cat /run/grants/cluster/kubeconfig")
 			require.Equal(t, 0, p.ExitCode, out)
-			require.Equal(t, "1000\n?? made", out)
+			require.Equal(t, "1000\n?? made\ngranted", out)
 			h.stop(s)
 			var st unix.Stat_t
 			require.NoError(t, unix.Stat(filepath.Join(wt, "made"), &st))
