@@ -18,11 +18,12 @@ type update struct {
 }
 
 // commitLoop is the only writer: that puts the batches, their sequence numbers and the running checksum in one order.
-func (j *Journal) commitLoop(st state) {
+// run is the number of this Open's run of entries.
+func (j *Journal) commitLoop(st state, run uint64) {
 	defer close(j.stopped)
 	for first := range j.queue {
 		group := j.gather(first)
-		if err := j.commit(&st, group); err != nil {
+		if err := j.commit(&st, run, group); err != nil {
 			j.fail(err)
 			return
 		}
@@ -50,7 +51,7 @@ func (j *Journal) gather(first *update) []*update {
 }
 
 // commit writes a group as one batch.
-func (j *Journal) commit(st *state, group []*update) (err error) {
+func (j *Journal) commit(st *state, run uint64, group []*update) (err error) {
 	// Pebble panics when its log can't be written (db.go, commitWrite).
 	defer func() {
 		if p := recover(); p != nil {
@@ -60,14 +61,17 @@ func (j *Journal) commit(st *state, group []*update) (err error) {
 	b := j.db.NewIndexedBatch()
 	defer b.Close()
 	durable := false
+	last, count := j.Entries()
+	num := numbering{last: last, count: count, run: run}
 	for _, u := range group {
 		durable = durable || u.durable
 		for _, op := range u.ops {
-			if err := apply(b, st, op); err != nil {
+			if err := apply(b, st, &num, op); err != nil {
 				return err
 			}
 		}
 	}
+	durable = durable || num.begun
 	st.seq++
 	if err := b.Set([]byte(stateKey), st.encode(), nil); err != nil {
 		return err
@@ -76,18 +80,29 @@ func (j *Journal) commit(st *state, group []*update) (err error) {
 		return err
 	}
 	if durable {
-		return j.high.note(st.seq)
+		if err := j.high.note(st.seq); err != nil {
+			return err
+		}
 	}
+	j.entries.published(num.last, num.count)
 	return nil
 }
 
 // apply adds one change to the batch and carries the checksum on: what the record was goes out, what it is comes in.
 // An indexed batch reads its own changes.
-func apply(b *pebble.Batch, st *state, op Op) error {
+func apply(b *pebble.Batch, st *state, num *numbering, op Op) error {
+	if op.entry == addEntry {
+		key := entryKey(num.next()) // no record has it yet
+		st.add(key, op.value)
+		return b.Set([]byte(key), op.value, nil)
+	}
 	old, closer, err := b.Get([]byte(op.key))
 	switch {
 	case err == nil:
 		st.remove(op.key, old)
+		if op.entry == forgetEntry {
+			num.count--
+		}
 		if err := closer.Close(); err != nil {
 			return err
 		}

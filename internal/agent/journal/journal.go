@@ -26,11 +26,12 @@ const (
 	storeName     = "store"
 )
 
-// Op is one change: Set or Delete.
+// Op is one change: Set or Delete, Append or Forget.
 type Op struct {
 	key    string
 	value  []byte
 	delete bool
+	entry  entryOp
 }
 
 // Set writes a record; value may be empty. The slice must not be changed before Update returns.
@@ -47,6 +48,7 @@ type Journal struct {
 	high *highWater
 	db   *pebble.DB
 
+	entries entries
 	queue   chan *update
 	stopped chan struct{} // the committer has ended
 
@@ -95,7 +97,7 @@ func open(dir string, log *slog.Logger) (_ *Journal, err error) {
 	if j.db, err = openStore(j.storeDir(), &pebbleLogger{log: log, fatal: j.fail}, false); err != nil {
 		return nil, err
 	}
-	go j.commitLoop(st)
+	go j.commitLoop(st, j.entries.last>>runShift+1)
 	return j, nil
 }
 
@@ -179,6 +181,9 @@ func each(it *pebble.Iterator, fn func(key string, value []byte) error) error {
 // bounds are those of the keys that begin with prefix and are greater than after.
 func bounds(prefix, after string) *pebble.IterOptions {
 	o := &pebble.IterOptions{LowerBound: []byte(prefix), UpperBound: successor(prefix)}
+	if prefix == "" {
+		o.LowerBound = []byte{1} // what begins with NUL is the journal's own
+	}
 	if after >= prefix && after != "" {
 		o.LowerBound = append([]byte(after), 0)
 	}
@@ -252,7 +257,7 @@ func (j *Journal) submit(ctx context.Context, u *update) error {
 func checkOps(ops []Op) error {
 	for _, op := range ops {
 		switch {
-		case op.key == "" || op.key[0] == 0:
+		case op.entry == noEntry && (op.key == "" || op.key[0] == 0):
 			return fmt.Errorf("%w: key %q is empty or begins with NUL", ErrBadKey, op.key)
 		case len(op.key) > MaxKey:
 			return fmt.Errorf("%w: a key of %d bytes; at most %d", ErrBadKey, len(op.key), MaxKey)

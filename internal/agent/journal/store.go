@@ -98,6 +98,9 @@ func (j *Journal) check(db *pebble.DB) (state, error) {
 	var found state
 	err = each(it, func(key string, value []byte) error {
 		found.add(key, value)
+		if n, ok := entryNumber(key); ok {
+			j.entries.saw(n)
+		}
 		return nil
 	})
 	if err := errors.Join(err, it.Error(), it.Close()); err != nil {
