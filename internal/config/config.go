@@ -28,6 +28,7 @@ type Config struct {
 	Caches    map[string]Cache `json:"caches"`
 	Network   Network          `json:"network"`
 	Limits    Limits           `json:"limits"`
+	Lifetime  Lifetime         `json:"lifetime"`
 	Listeners Listeners        `json:"listeners"`
 	Retention Retention        `json:"retention"`
 	Log       Log              `json:"log"`
@@ -116,8 +117,20 @@ type Limits struct {
 	// Queue is how many commands of one session may wait for their turn.
 	Queue    int64 `json:"queue"`
 	Sessions int64 `json:"sessions"`
+	// TotalMemoryBytes bounds the memory limits of all sandboxes together; 0: no bound.
+	TotalMemoryBytes int64 `json:"total_memory_bytes"`
 	// Grace is the time between SIGTERM and the end of a command whose time is up.
 	Grace Duration `json:"grace"`
+}
+
+// Lifetime says when a sandbox is removed although nobody asked for it; the workspace stays. 0: never.
+type Lifetime struct {
+	// Idle is how long a sandbox may be without a command.
+	Idle Duration `json:"idle"`
+	// Max is how old a sandbox may become; a command that runs then comes to its end first.
+	Max Duration `json:"max"`
+	// DrainGrace is how long running commands may go on when the node is drained and the caller names no time.
+	DrainGrace Duration `json:"drain_grace"`
 }
 
 // Listeners are what a command must never reach.
@@ -189,6 +202,9 @@ func Default(nodeMemory int64) Config {
 			Timeout: Duration(2 * time.Minute), MaxTimeout: Duration(time.Hour), Grace: Duration(2 * time.Second),
 			OutputBytes: 262144, CommandBytes: maxCommandBytes, Pids: 512,
 			TmpBytes: gib, HomeBytes: gib, MemoryBytes: memoryDefault(nodeMemory), Queue: 16, Sessions: 256,
+		},
+		Lifetime: Lifetime{
+			Idle: Duration(30 * time.Minute), Max: Duration(24 * time.Hour), DrainGrace: Duration(30 * time.Second),
 		},
 		Listeners: Listeners{TCP: []int{44772, 18080}},
 		Retention: Retention{Execs: 10000, Age: Duration(720 * time.Hour)},

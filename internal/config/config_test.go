@@ -25,6 +25,14 @@ func TestMemoryDefaultsTo4GiBOrThreeQuartersOfTheNode(t *testing.T) {
 	require.Equal(t, 3*gib, Default(4*gib).Limits.MemoryBytes)
 }
 
+func TestLifetimesAreOffAtNought(t *testing.T) {
+	c := Default(16 * gib)
+	require.Equal(t, 30*time.Minute, c.Lifetime.Idle.Std())
+	require.NoError(t, Parse([]byte("lifetime: {idle: 0s, max: 0s, drain_grace: 0s}"), &c))
+	require.NoError(t, c.Validate())
+	require.Zero(t, c.Lifetime)
+}
+
 func TestAFileChangesOnlyTheKeysThatItNames(t *testing.T) {
 	c := Default(16 * gib)
 	require.NoError(t, Parse([]byte(`
@@ -56,6 +64,12 @@ func TestWhatTheFileMustNotHoldIsNamed(t *testing.T) {
 		"limits: {memory_bytes: 1}":                                  {"limits.memory_bytes"},
 		"limits: {queue: -1}":                                        {"limits.queue", "0 to 1024"},
 		"limits: {sessions: 0}":                                      {"limits.sessions"},
+		"limits: {total_memory_bytes: -1}":                           {"limits.total_memory_bytes", "no bound"},
+		"lifetime: {idle: 5}":                                        {"lifetime.idle", "90s"},
+		"lifetime: {idle: -1s}":                                      {"lifetime.idle", "0s to 8760h0m0s"},
+		"lifetime: {max: 9000h}":                                     {"lifetime.max", "0s to 8760h0m0s"},
+		"lifetime: {drain_grace: 2h}":                                {"lifetime.drain_grace", "0s to 1h0m0s"},
+		"lifetime: {maximum: 2h}":                                    {"lifetime.maximum", "idle, max, drain_grace"},
 		"limits: {cpus: -1}":                                         {"limits.cpus"},
 		"state_dir: relative":                                        {"state_dir", "relative", "absolute"},
 		"state_dir: /a/../b":                                         {"state_dir"},

@@ -32,6 +32,9 @@ const (
 	IsolatedLayout = "isolated"
 )
 
+// maxLifetime is the longest that lifetime.idle and lifetime.max can name.
+const maxLifetime = 365 * 24 * time.Hour
+
 // maxCachePath bounds a cache's path below HOME, bytes.
 const maxCachePath = 1024
 
@@ -72,6 +75,10 @@ func (c *Config) ranges() []intRange {
 		{key: "limits.memory_bytes", value: l.MemoryBytes, low: 32 << 20, high: 1 << 44, unit: "bytes"},
 		{key: "limits.queue", value: l.Queue, low: 0, high: 1024},
 		{key: "limits.sessions", value: l.Sessions, low: 1, high: 4096},
+		{key: "limits.total_memory_bytes", value: l.TotalMemoryBytes, low: 0, high: 1 << 50, unit: "bytes (0: no bound)"},
+		d("lifetime.idle", c.Lifetime.Idle, 0, maxLifetime),
+		d("lifetime.max", c.Lifetime.Max, 0, maxLifetime),
+		d("lifetime.drain_grace", c.Lifetime.DrainGrace, 0, time.Hour),
 		{key: "retention.execs", value: c.Retention.Execs, low: 1, high: 10_000_000},
 		d("retention.age", c.Retention.Age, time.Minute, 10*365*24*time.Hour),
 	}
