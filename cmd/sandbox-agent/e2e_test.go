@@ -234,7 +234,10 @@ func TestPlainJSONOverTheSocketReachesTheSameHandlers(t *testing.T) {
 	require.Regexp(t, `"stdoutText": ?"## json\\n"`, first)
 	require.JSONEq(t, first, curl("ExecService/Exec", `{"sessionId":"s1","execId":"first","command":"git status --short --branch","text":true}`))
 	require.Regexp(t, `"code": ?"already_exists"`, curl("ExecService/Exec", `{"sessionId":"s1","execId":"first","command":"true"}`))
-	require.Regexp(t, `"code": ?"unimplemented"`, curl("GitService/Git", `{"sessionId":"s1","args":["status"]}`))
+	var answer struct{ Stdout []byte }
+	require.NoError(t, json.Unmarshal([]byte(curl("GitService/Git", `{"sessionId":"s1","args":["status","--short","--branch"]}`)), &answer))
+	require.Equal(t, "## json\n", string(answer.Stdout))
+	require.Regexp(t, `"code": ?"invalid_argument"`, curl("GitService/Git", `{"sessionId":"s1","args":["-c","core.pager=sh","log"]}`))
 	require.Equal(t, http.StatusNotFound, status(t, a.socket, "/nothing"))
 }
 

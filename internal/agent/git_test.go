@@ -445,3 +445,58 @@ func exists(path string) bool {
 	_, err := os.Lstat(path)
 	return err == nil
 }
+
+func TestP5TheWorkOfAnUncertainExecIsHarvestedOnceItsSandboxIsGone(t *testing.T) {
+	n := newNode(t)
+	s := n.session("s")
+	n.ok("s", "mk", "mkfifo $TMPDIR/go")
+	done := make(chan *sandboxv1.ExecResult, 1)
+	go func() {
+		r, _ := n.agent.Exec(n.ctx(), &sandboxv1.ExecRequest{SessionId: "s", ExecId: "e1", Command: commitNew + "; cat $TMPDIR/go"})
+		done <- r
+	}()
+	w, err := os.OpenFile(filepath.Join(s.GetWorkspace().GetWorktree(), ".sandbox-tmp", "go"), os.O_WRONLY, 0) // it has committed
+	require.NoError(t, err)
+	defer w.Close()
+	require.Equal(t, "First\n", n.base(s, "log", "-1", "--format=%s", "work"))
+	killReceiptds(t, n.parent)
+	r := <-done
+	require.NotNil(t, r)
+	require.Equal(t, sandboxv1.ExecResult_UNCERTAIN, r.GetStatus(), r.GetReason())
+	require.Equal(t, gitview.Harvested, r.GetHarvest().GetStatus(), r.GetHarvest().GetDetail())
+	require.Equal(t, "From inside\n", n.base(s, "log", "-1", "--format=%s", "work"))
+}
+
+func TestP12WhatACommandPlantedInItsGitFolderHindersNobodyButItself(t *testing.T) {
+	for name, plant := range map[string]string{
+		"a FIFO for HEAD":   `rm -f $G/HEAD; mkfifo $G/HEAD`,
+		"a FIFO as a ref":   `mkfifo $C/refs/heads/fifo`,
+		"a link for refs":   `rm -rf $C/refs/tags; ln -s /etc $C/refs/tags`,
+		"a broken index":    `echo nonsense > $G/index`,
+		"a HEAD outside":    `echo 'ref: refs/heads/../../../../outside/new' > $G/HEAD`,
+		"a lock of HEAD":    `touch $G/HEAD.lock $G/index.lock $C/packed-refs.lock`,
+		"no HEAD at all":    `rm -f $G/HEAD`,
+		"a folder for HEAD": `rm -f $G/HEAD; mkdir $G/HEAD`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := newNode(t)
+			s := n.session("s")
+			n.ok("s", "e1", commitNew)
+			r := n.exec("s", "plant", "G=$(git rev-parse --absolute-git-dir) C=$(git rev-parse --path-format=absolute --git-common-dir); cp $G/index $TMPDIR/index; "+plant)
+			require.Equal(t, sandboxv1.ExecResult_EXITED, r.GetStatus(), r.GetReason())
+			t.Log(r.GetHarvest())
+			require.Equal(t, "From inside\n", n.base(s, "log", "-1", "--format=%s", "work"))
+			require.Empty(t, n.base(s, "fsck", "--full", "--no-dangling"))
+			require.NotContains(t, n.base(s, "for-each-ref"), "fifo")
+			_, err := n.git("s", "status")
+			t.Log(err)
+			// The session can mend what it broke.
+			g := filepath.Join(s.GetWorkspace().GetRepository(), ".git", "worktrees", filepath.Base(s.GetWorkspace().GetWorktree()))
+			c := filepath.Join(s.GetWorkspace().GetRepository(), ".git")
+			n.ok("s", "mend", "rm -rf "+g+"/HEAD "+c+"/refs/heads/fifo "+c+"/refs/tags "+g+"/*.lock "+c+"/*.lock; echo ref: refs/heads/work > "+g+"/HEAD; cp $TMPDIR/index "+g+"/index; git status --short")
+			r = n.ok("s", "e3", "echo y > y && git add y && git commit -qm 'Goes on'")
+			require.Equal(t, gitview.Harvested, r.GetHarvest().GetStatus(), r.GetHarvest().GetDetail())
+			require.Equal(t, "Goes on\n", n.base(s, "log", "-1", "--format=%s", "work"))
+		})
+	}
+}

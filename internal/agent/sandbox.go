@@ -63,6 +63,7 @@ func (s *session) ready(fenced uint64) (*attached, error) {
 		if _, err := s.stop("A new sandbox is needed."); err != nil {
 			return nil, fmt.Errorf("%w: the workspace of session %s is still reserved, because %w", ErrPrecondition, s.id, err)
 		}
+		s.settle()
 	}
 	if fenced != 0 {
 		return nil, s.staleGeneration(fenced)
@@ -154,7 +155,7 @@ func (s *session) prepare() (runtime.Spec, error) {
 	if err := s.apply(EvProvision, "", func(r *sessionRecord) {
 		sb.Generation = r.Generation
 		r.Sandbox, r.ConfigSHA256, r.LeftOut = sb, s.viewSum, view.LeftOut()
-	}); err != nil {
+	}, workspaceOp(s.id, w, rec.GitLayout, false)); err != nil {
 		a.slots.release(slot, id)
 		return runtime.Spec{}, err
 	}

@@ -398,6 +398,7 @@ func (s *session) retire(ctx context.Context, check func() error, why string, th
 			if evidence, err = s.stop(why); err != nil {
 				return fmt.Errorf("%w: the workspace of session %s stays reserved, because %w", ErrPrecondition, s.id, err)
 			}
+			s.settle()
 		} else if sb := s.sandboxRecord(); sb != nil {
 			evidence = sb.Evidence
 		}
