@@ -31,6 +31,8 @@ type Config struct {
 	Lifetime  Lifetime         `json:"lifetime"`
 	Listeners Listeners        `json:"listeners"`
 	Retention Retention        `json:"retention"`
+	Events    Events           `json:"events"`
+	Audit     Audit            `json:"audit"`
 	Log       Log              `json:"log"`
 }
 
@@ -146,6 +148,22 @@ type Retention struct {
 	Age   Duration `json:"age"`
 }
 
+// Events bounds how many events of the node can be asked for again.
+type Events struct {
+	Keep int64 `json:"keep"`
+}
+
+// Audit is the log of events as JSON lines.
+type Audit struct {
+	// Path is the file; empty for none. Its folder must be the agent's alone.
+	Path string `json:"path"`
+	// MaxBytes is how long the file gets before it is rotated to PATH.1; Keep is how many rotated ones stay.
+	MaxBytes int64 `json:"max_bytes"`
+	Keep     int64 `json:"keep"`
+	// Commands also writes the first 4096 bytes of each command's text.
+	Commands bool `json:"commands"`
+}
+
 // Log is what is written to the log. Commands also logs command texts, at level debug.
 type Log struct {
 	Level    string `json:"level"`
@@ -208,6 +226,8 @@ func Default(nodeMemory int64) Config {
 		},
 		Listeners: Listeners{TCP: []int{44772, 18080}},
 		Retention: Retention{Execs: 10000, Age: Duration(720 * time.Hour)},
+		Events:    Events{Keep: 100_000},
+		Audit:     Audit{MaxBytes: 100 << 20, Keep: 10},
 		Log:       Log{Level: "info"},
 	}
 }

@@ -110,6 +110,10 @@ func TestWhatTheFileMustNotHoldIsNamed(t *testing.T) {
 		"listeners: {unix: [run/x]}":                                 {"listeners.unix[0]"},
 		"log: {level: loud}":                                         {"log.level", "debug"},
 		"retention: {age: 1s}":                                       {"retention.age"},
+		"events: {keep: 10}":                                         {"events.keep", "1000 to 10000000"},
+		"audit: {path: audit.jsonl}":                                 {"audit.path", "absolute path"},
+		"audit: {max_bytes: 1}":                                      {"audit.max_bytes", "65536 to"},
+		"audit: {keep: 0}":                                           {"audit.keep", "1 to 1000"},
 	} {
 		c := Default(16 * gib)
 		err := Parse([]byte(text), &c)

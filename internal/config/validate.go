@@ -81,6 +81,9 @@ func (c *Config) ranges() []intRange {
 		d("lifetime.drain_grace", c.Lifetime.DrainGrace, 0, time.Hour),
 		{key: "retention.execs", value: c.Retention.Execs, low: 1, high: 10_000_000},
 		d("retention.age", c.Retention.Age, time.Minute, 10*365*24*time.Hour),
+		{key: "events.keep", value: c.Events.Keep, low: 1000, high: 10_000_000},
+		{key: "audit.max_bytes", value: c.Audit.MaxBytes, low: 64 << 10, high: 1 << 40, unit: "bytes"},
+		{key: "audit.keep", value: c.Audit.Keep, low: 1, high: 1000},
 	}
 }
 
@@ -110,6 +113,9 @@ func (c *Config) checkPaths() error {
 		if !absClean(p.value) || p.value == "/" {
 			return bad(p.key, p.value, abs)
 		}
+	}
+	if p := c.Audit.Path; p != "" && (!absClean(p) || p == "/") {
+		return bad("audit.path", p, "empty for no audit log, or "+abs)
 	}
 	if c.Rootfs != "host" && !absClean(c.Rootfs) {
 		return bad("rootfs", c.Rootfs, "\"host\", or "+abs+" of a folder")
