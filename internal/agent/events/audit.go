@@ -21,11 +21,11 @@ const (
 	// gatherFor is how long the audit log waits for more after it was woken: one write then takes several lines.
 	gatherFor = 20 * time.Millisecond
 	// complainEvery bounds how often the same trouble is logged.
-	complainEvery           = time.Minute
-	firstRetry, lastRetry   = time.Second, 30 * time.Second
-	tailBytes               = 256 << 10 // longer than any line is
-	auditFile, auditFolder  = 0o600, 0o700
-	writableByOthers uint32 = 0o022
+	complainEvery                 = time.Minute
+	firstRetry, lastRetry         = time.Second, 30 * time.Second
+	tailBytes                     = 256 << 10 // longer than any line is
+	auditFile, auditFolder        = 0o600, 0o700
+	writableByOthers       uint32 = 0o022
 )
 
 // ErrAudit: the audit log can't be opened; the message names the path and the remedy.
