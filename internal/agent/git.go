@@ -2,12 +2,14 @@ package agent
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math"
 	"path/filepath"
 	"time"
 
 	sandboxv1 "github.com/sandbox-agent/sandbox-agent/api/sandbox/v1"
+	"github.com/sandbox-agent/sandbox-agent/internal/agent/gitjail"
 	"github.com/sandbox-agent/sandbox-agent/internal/agent/gitview"
 	"github.com/sandbox-agent/sandbox-agent/pkg/gitguard"
 )
@@ -72,7 +74,7 @@ func (s *session) refresh(ctx context.Context) error {
 		err = s.checkConfig(ctx)
 	}
 	if err != nil {
-		return err
+		return viewError(err)
 	}
 	if err := v.Refresh(ctx); err != nil {
 		return fmt.Errorf("%w: bringing the base clone's changes to session %s: %w", ErrUnavailable, s.id, err)
@@ -117,7 +119,7 @@ func (s *session) settle() gitview.Harvest {
 	if !didAnything(h) {
 		return h
 	}
-	if err := s.save(false, func(r *sessionRecord) { r.LastHarvest = &h }); err != nil {
+	if err := s.save(false, func(r *sessionRecord) { r.LastHarvest = &h }, s.conflictEvents("", h)...); err != nil {
 		s.log.Error("harvest not recorded", "error", err)
 	}
 	return h
@@ -170,11 +172,22 @@ func (s *session) git(cmd gitguard.GitCommand, timeout time.Duration) (*sandboxv
 		h = harvestProto(s.settle())
 	}
 	if err != nil {
-		return nil, err
+		return nil, viewError(err)
 	}
 	return &sandboxv1.GitResponse{
 		ExitCode: int32(res.ExitCode), Stdout: res.Stdout, Stderr: res.Stderr, Truncated: res.Truncated, Harvest: h,
 	}, nil
+}
+
+// viewError says that it is the workspace, as commands have left it, that is not fit for trusted Git. A time that was up
+// stays what it is.
+func viewError(err error) error {
+	timeUp := errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled)
+	unfit := errors.Is(err, gitview.ErrRefused) || errors.Is(err, gitguard.ErrIndex) || errors.Is(err, gitguard.ErrRefName) || errors.Is(err, gitjail.ErrGit)
+	if timeUp || !unfit {
+		return err
+	}
+	return fmt.Errorf("%w: %w", ErrPrecondition, err)
 }
 
 // Harvest brings the session's Git work to the base clone now, for example after a conflict was resolved there.

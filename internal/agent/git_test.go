@@ -484,12 +484,14 @@ func TestP12WhatACommandPlantedInItsGitFolderHindersNobodyButItself(t *testing.T
 			n.ok("s", "e1", commitNew)
 			r := n.exec("s", "plant", "G=$(git rev-parse --absolute-git-dir) C=$(git rev-parse --path-format=absolute --git-common-dir); cp $G/index $TMPDIR/index; "+plant)
 			require.Equal(t, sandboxv1.ExecResult_EXITED, r.GetStatus(), r.GetReason())
-			t.Log(r.GetHarvest())
 			require.Equal(t, "From inside\n", n.base(s, "log", "-1", "--format=%s", "work"))
 			require.Empty(t, n.base(s, "fsck", "--full", "--no-dangling"))
 			require.NotContains(t, n.base(s, "for-each-ref"), "fifo")
-			_, err := n.git("s", "status")
-			t.Log(err)
+			if strings.Contains(name, "FIFO") { // refused by its kind: nothing hangs on it
+				_, err := n.git("s", "status")
+				require.ErrorIs(t, err, ErrPrecondition)
+				require.ErrorContains(t, err, "neither a file nor a folder")
+			}
 			// The session can mend what it broke.
 			g := filepath.Join(s.GetWorkspace().GetRepository(), ".git", "worktrees", filepath.Base(s.GetWorkspace().GetWorktree()))
 			c := filepath.Join(s.GetWorkspace().GetRepository(), ".git")

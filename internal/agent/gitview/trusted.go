@@ -9,13 +9,18 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sandbox-agent/sandbox-agent/internal/agent/gitjail"
+	"github.com/sandbox-agent/sandbox-agent/internal/agent/hostfs"
 	"github.com/sandbox-agent/sandbox-agent/pkg/gitguard"
+	"github.com/sandbox-agent/sandbox-agent/pkg/mounts"
 )
 
 // Git runs trusted Git in the session's jail, with the worktree. A command that only reads sees everything read-only, and
 // an index that was copied and checked before; one that writes works in the session's own, and the caller harvests after
 // it. output bounds each stream, bytes; timeout and output 0 are gitjail's defaults.
 func (v *View) Git(ctx context.Context, c gitguard.GitCommand, timeout time.Duration, output int) (gitjail.Result, error) {
+	if err := v.checkKinds(); err != nil {
+		return gitjail.Result{}, fmt.Errorf("%w: %w", ErrRefused, err)
+	}
 	j := v.worktreeJail()
 	j.Timeout, j.Output = timeout, output
 	j.Env = append(j.Env, v.o.Env...)
@@ -38,6 +43,21 @@ func (v *View) Git(ctx context.Context, c gitguard.GitCommand, timeout time.Dura
 		return gitjail.Result{}, err
 	}
 	return s.Do(ctx, gitjail.Call{Args: c.Args})
+}
+
+// checkKinds refuses, before Git hangs on it, what is neither a file nor a folder in the part that commands write.
+func (v *View) checkKinds() error {
+	path, shown := v.Private(), v.o.Workspace.CommonDir
+	if v.o.Layout == mounts.Shared {
+		path, shown = v.o.Workspace.MetaDir, v.o.Workspace.MetaDir
+	}
+	dir, err := hostfs.OpenDir("the workspace's Git folder", path)
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
+	_, err = walk(dir, shown)
+	return err
 }
 
 // checkCopy reads the copied index and refuses one that trusted Git must not use. The list may be longer than what the
