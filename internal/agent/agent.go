@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sandbox-agent/sandbox-agent/internal/agent/events"
 	"github.com/sandbox-agent/sandbox-agent/internal/agent/journal"
 	"github.com/sandbox-agent/sandbox-agent/internal/config"
 	"github.com/sandbox-agent/sandbox-agent/internal/runtime"
@@ -37,6 +38,9 @@ type Agent struct {
 	cfg      *config.Config
 	log      *slog.Logger
 	journal  *journal.Journal
+	chain    *events.Chain
+	audit    *events.Audit // nil without one
+	watching watching
 	runtimes map[string]runtime.Runtime
 	slots    *slots
 	bootID   string
@@ -123,7 +127,15 @@ func (a *Agent) open() error {
 		return fmt.Errorf("opening the journal of %s: %w", a.cfg.StateDir, err)
 	}
 	a.journal = j
+	if err := a.openEvents(); err != nil {
+		a.cancel()
+		a.watchers.Wait()
+		return errors.Join(err, j.Close())
+	}
 	if err := a.recover(); err != nil {
+		a.cancel()
+		a.watchers.Wait()
+		a.closeEvents()
 		return errors.Join(err, j.Close())
 	}
 	return nil
@@ -165,6 +177,7 @@ func (a *Agent) Close() error {
 			errs = append(errs, sb.conn.Close(), sb.Close())
 		}
 	}
+	a.closeEvents()
 	return errors.Join(append(errs, a.journal.Close())...)
 }
 

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"sync"
 	"time"
 
 	receiptdv1 "github.com/sandbox-agent/sandbox-agent/api/receiptd/v1"
@@ -34,6 +35,9 @@ type execution struct {
 	ownerAsk uint64 // the owner epoch that the caller has, 0 for any
 	phase    ExecPhase
 	output   *hub
+	// request is done once exec.requested is told; waits: it is told before its turn has come.
+	request sync.Once
+	waits   bool
 	// startedAt is when the intent was durable; zero after a restart of the agent.
 	startedAt time.Time
 
@@ -77,6 +81,7 @@ func (s *session) submit(r *sandboxv1.ExecRequest) (live *execution, record *exe
 		return nil, nil, err
 	}
 	live = s.newExecution(r, digest, wish, timeout)
+	live.waits = s.active
 	s.queue = append(s.queue, live)
 	if !s.wake() {
 		s.queue = s.queue[:len(s.queue)-1]
@@ -171,6 +176,7 @@ func (s *session) refuse(e *execution, err error) {
 	}
 	phase, _, stateErr := e.phase.Next(event)
 	e.phase = phase
+	s.refusedEvents(e, err)
 	s.finish(e, nil, errors.Join(err, stateErr))
 }
 
@@ -188,8 +194,8 @@ func (s *session) launch(e *execution, sb *attached) (receiptdv1.Receiptd_ExecCl
 		return nil, err
 	}
 	in := &e.intent
-	err = s.agent.journal.Update(context.Background(), effects.Durable,
-		journal.Set(execKey(s.id, in.ExecID), encode(execRecord{Intent: *in})), journal.Set(openKey(s.id, in.ExecID), nil))
+	err = s.agent.journal.Update(context.Background(), effects.Durable, append(e.startedEvents(),
+		journal.Set(execKey(s.id, in.ExecID), encode(execRecord{Intent: *in})), journal.Set(openKey(s.id, in.ExecID), nil))...)
 	if err != nil {
 		err = fmt.Errorf("%w: recording the intent of exec %s: %w", ErrUnavailable, in.ExecID, err)
 		return nil, errors.Join(err, s.apply(EvExecEnd, "", nil))
@@ -439,7 +445,7 @@ func (s *session) conclude(e *execution, v verdict) {
 		h := s.harvest(context.Background())
 		harvest, result.Harvest = &h, harvestProto(h)
 	}
-	if err := s.record(e, result, harvest, effects.Durable); err != nil {
+	if err := s.record(e, v.proven, result, harvest, effects.Durable); err != nil {
 		if v.proven == nil {
 			s.finish(e, nil, err)
 			return
@@ -473,15 +479,14 @@ func outcome(e *execution, v verdict) *sandboxv1.ExecResult {
 }
 
 // record writes the outcome, and in the same step what a harvest did, if it did anything.
-func (s *session) record(e *execution, r *sandboxv1.ExecResult, harvest *gitview.Harvest, durable bool) error {
+func (s *session) record(e *execution, p *proven, r *sandboxv1.ExecResult, harvest *gitview.Harvest, durable bool) error {
 	b, err := encodeOutcome(r)
 	if err != nil {
 		return err
 	}
 	id := e.intent.ExecID
-	ops := []journal.Op{
-		journal.Set(execKey(s.id, id), encode(execRecord{Intent: e.intent, Outcome: b})), journal.Delete(openKey(s.id, id)),
-	}
+	ops := append(e.endedEvents(p, r, harvest),
+		journal.Set(execKey(s.id, id), encode(execRecord{Intent: e.intent, Outcome: b})), journal.Delete(openKey(s.id, id)))
 	if harvest != nil && didAnything(*harvest) {
 		err = s.save(durable, func(r *sessionRecord) { r.LastHarvest = harvest }, ops...)
 	} else {

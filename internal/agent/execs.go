@@ -42,6 +42,9 @@ func (a *Agent) submit(r *sandboxv1.ExecRequest) (*session, *execution, *execRec
 		r.ExecId = "x-" + randomHex(8)
 	}
 	live, record, err := s.submit(r)
+	if err == nil && live != nil {
+		s.announce(live)
+	}
 	return s, live, record, err
 }
 

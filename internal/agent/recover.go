@@ -106,6 +106,7 @@ func (s *session) recovered(in intentRecord) *execution {
 		started: make(chan struct{}), done: make(chan struct{}),
 	}
 	close(e.started)
+	e.request.Do(func() {}) // told with its intent
 	return e
 }
 

@@ -10,6 +10,7 @@ import (
 
 	receiptdv1 "github.com/sandbox-agent/sandbox-agent/api/receiptd/v1"
 	sandboxv1 "github.com/sandbox-agent/sandbox-agent/api/sandbox/v1"
+	"github.com/sandbox-agent/sandbox-agent/internal/agent/events"
 	"github.com/sandbox-agent/sandbox-agent/internal/agent/gitview"
 	"github.com/sandbox-agent/sandbox-agent/internal/agent/journal"
 	"github.com/sandbox-agent/sandbox-agent/internal/runtime"
@@ -41,6 +42,8 @@ type session struct {
 	active  bool // the goroutine runs
 	deleted bool
 	sandbox *attached // nil when there is none, or none is attached
+	// uncertain is the sandbox of which sandbox.uncertain was told.
+	uncertain string
 	// trustedWaiting is how many calls of trusted Git wait or run.
 	trustedWaiting int64
 
@@ -164,6 +167,11 @@ func (s *session) snapshot() *sandboxv1.Session {
 
 // save writes the record as it is now, after change, together with other changes of the journal.
 func (s *session) save(durable bool, change func(*sessionRecord), more ...journal.Op) error {
+	return s.saveTelling(durable, change, nil, more...)
+}
+
+// saveTelling is save; tell gives the events that go with the record as it is then.
+func (s *session) saveTelling(durable bool, change func(*sessionRecord), tell func(*sessionRecord) []events.Event, more ...journal.Op) error {
 	s.saveMu.Lock()
 	defer s.saveMu.Unlock()
 	s.mu.Lock()
@@ -171,6 +179,9 @@ func (s *session) save(durable bool, change func(*sessionRecord), more ...journa
 		change(&s.rec)
 	}
 	b := encode(&s.rec)
+	if tell != nil {
+		more = append(events.Ops(tell(&s.rec)...), more...)
+	}
 	s.mu.Unlock()
 	if err := s.agent.journal.Update(context.Background(), durable, append(more, journal.Set(sessionKey(s.id), b))...); err != nil {
 		return fmt.Errorf("recording session %s: %w", s.id, err)
@@ -198,7 +209,8 @@ func (s *session) apply(e Event, reason string, change func(*sessionRecord), mor
 		}
 	}
 	if effects.Durable {
-		if err := s.save(true, set, more...); err != nil {
+		tell := func(r *sessionRecord) []events.Event { return s.told(e, r) }
+		if err := s.saveTelling(true, set, tell, more...); err != nil {
 			return err
 		}
 	} else {

@@ -12,6 +12,7 @@ import (
 
 	receiptdv1 "github.com/sandbox-agent/sandbox-agent/api/receiptd/v1"
 	sandboxv1 "github.com/sandbox-agent/sandbox-agent/api/sandbox/v1"
+	"github.com/sandbox-agent/sandbox-agent/internal/agent/events"
 	"github.com/sandbox-agent/sandbox-agent/internal/agent/journal"
 	"github.com/sandbox-agent/sandbox-agent/internal/agent/workspace"
 	"github.com/sandbox-agent/sandbox-agent/internal/config"
@@ -159,7 +160,7 @@ func (a *Agent) makeSession(ctx context.Context, r *sandboxv1.CreateSessionReque
 	if err := s.setUp(ctx); err != nil {
 		return nil, err
 	}
-	if err := s.save(true, nil, workspaceOp(s.id, ws, w.GetGitLayout(), false)); err != nil {
+	if err := s.save(true, nil, s.event(events.SessionCreated, ws.Worktree), workspaceOp(s.id, ws, w.GetGitLayout(), false)); err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrUnavailable, alsoSay(err, s.dropView(ctx)))
 	}
 	a.mu.Lock()
@@ -250,7 +251,7 @@ func (s *session) undo(ctx context.Context) error {
 			forgotten = append(forgotten, journal.Delete(workspaceKey(ws.Worktree)))
 		}
 	}
-	if err := s.forget(forgotten...); err != nil {
+	if err := s.forget("Its first sandbox could not be had.", forgotten...); err != nil {
 		left = alsoSay(err, left)
 	}
 	return left
@@ -267,8 +268,8 @@ func alsoSay(err, more error) error {
 	return fmt.Errorf("%w; %w", err, more)
 }
 
-// forget takes the session out of the journal and the agent's memory.
-func (s *session) forget(more ...journal.Op) error {
+// forget takes the session out of the journal and the agent's memory. why is for the event.
+func (s *session) forget(why string, more ...journal.Op) error {
 	s.startMu.Lock()
 	defer s.startMu.Unlock()
 	s.saveMu.Lock()
@@ -277,7 +278,7 @@ func (s *session) forget(more ...journal.Op) error {
 	if err != nil {
 		return err
 	}
-	if err := s.agent.journal.Update(context.Background(), effects.Durable, append(more, journal.Delete(sessionKey(s.id)))...); err != nil {
+	if err := s.agent.journal.Update(context.Background(), effects.Durable, append(more, s.event(events.SessionDeleted, why), journal.Delete(sessionKey(s.id)))...); err != nil {
 		return fmt.Errorf("forgetting session %s: %w", s.id, err)
 	}
 	s.mu.Lock()
@@ -307,7 +308,8 @@ func (a *Agent) ClaimSession(_ context.Context, r *sandboxv1.ClaimSessionRequest
 	if err := checkEpoch(s.id, r.GetOwnerEpoch(), current); err != nil {
 		return nil, err
 	}
-	if err := s.save(true, func(rec *sessionRecord) { rec.OwnerEpoch++ }); err != nil {
+	claimed := s.event(events.SessionClaimed, fmt.Sprintf("owner_epoch %d", current+1))
+	if err := s.save(true, func(rec *sessionRecord) { rec.OwnerEpoch++ }, claimed); err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrUnavailable, err)
 	}
 	return s.snapshot(), nil
@@ -450,7 +452,7 @@ func (a *Agent) DeleteSession(ctx context.Context, r *sandboxv1.DeleteSessionReq
 // bury forgets the session, leaves its tombstone, and clears its exec records away; should the agent die between the
 // two, the next start clears them.
 func (s *session) bury() error {
-	if err := s.forget(journal.Set(tombKey(s.id), encode(tombRecord{DeletedAt: time.Now().UTC()}))); err != nil {
+	if err := s.forget("", journal.Set(tombKey(s.id), encode(tombRecord{DeletedAt: time.Now().UTC()}))); err != nil {
 		return err
 	}
 	return s.agent.clearExecs(s.id)

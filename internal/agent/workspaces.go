@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	sandboxv1 "github.com/sandbox-agent/sandbox-agent/api/sandbox/v1"
+	"github.com/sandbox-agent/sandbox-agent/internal/agent/events"
 	"github.com/sandbox-agent/sandbox-agent/internal/agent/gitview"
 	"github.com/sandbox-agent/sandbox-agent/internal/agent/journal"
 	"github.com/sandbox-agent/sandbox-agent/internal/agent/workspace"
@@ -121,7 +122,7 @@ func (s *session) removeWorkspace(ctx context.Context, force bool) ([]string, er
 		}
 		removed = append(removed, dir)
 	}
-	if err := a.journal.Update(ctx, true, journal.Delete(workspaceKey(ws.Worktree))); err != nil {
+	if err := a.journal.Update(ctx, true, s.event(events.WorkspaceDeleted, ws.Worktree), journal.Delete(workspaceKey(ws.Worktree))); err != nil {
 		return nil, fmt.Errorf("%w: forgetting the workspace of %s: %w", ErrUnavailable, ws.Worktree, err)
 	}
 	return removed, nil
