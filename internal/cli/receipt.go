@@ -34,7 +34,8 @@ func receiptCommand() *cli.Command {
 				Name: "verify", Usage: "check one receipt, or all of a sandbox and their chain", ArgsUsage: "FILE | --all DIR",
 				Description: "Checks the signature, that the file is of the exec that its name says, and that the kept output beside\n" +
 					"it is the one that was hashed. With --all also that no receipt of the sandbox is missing, doubled or\n" +
-					"out of order; DIR is <state>/receipts/<sandbox>, or <state>/receipts for every sandbox of the node.\n" +
+					"out of order, but for the first ones where the node's retention removed them, which is said. DIR is\n" +
+					"<state>/receipts/<sandbox>, or <state>/receipts for every sandbox of the node.\n" +
 					"The exit code is 0 only if everything holds. No agent is needed.",
 				Flags: []cli.Flag{
 					&cli.StringFlag{Name: "all", Usage: "every receipt in `DIR`, and their chain"},
@@ -207,7 +208,7 @@ func sandboxDirs(dir string) ([]string, error) {
 	}
 	var sub []string
 	for _, e := range entries {
-		if strings.HasSuffix(e.Name(), ".json") {
+		if strings.HasSuffix(e.Name(), ".json") || e.Name() == receipt.RemovedName {
 			return []string{dir}, nil
 		}
 		if e.IsDir() {
@@ -229,7 +230,9 @@ func showChain(c *cli.Command, dir string, r verify.ChainReport) error {
 			Receipts int      `json:"receipts"`
 			Problems []string `json:"problems"`
 			Last     string   `json:"lastSha256"`
-		}{dir, r.OK(), len(r.Receipts), r.Problems, r.LastSHA256}, "", "  ")
+			// Removed is the number of the newest receipt that was removed on purpose.
+			Removed uint64 `json:"removedThrough,omitempty"`
+		}{dir, r.OK(), len(r.Receipts), r.Problems, r.LastSHA256, r.Removed.Sequence}, "", "  ")
 		if err != nil {
 			return fmt.Errorf("writing the report as JSON: %w", err)
 		}
@@ -239,6 +242,9 @@ func showChain(c *cli.Command, dir string, r verify.ChainReport) error {
 	word := "verified"
 	if !r.OK() {
 		word = "NOT verified"
+	}
+	if r.Removed.Sequence > 0 {
+		word += fmt.Sprintf(" (those up to number %d were removed on purpose, the last at %s)", r.Removed.Sequence, r.Removed.At.UTC().Format(time.RFC3339))
 	}
 	_, err := fmt.Fprintf(out, "%s: %d receipts, %s\n", dir, len(r.Receipts), word)
 	for _, p := range r.Problems {

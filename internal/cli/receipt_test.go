@@ -4,6 +4,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -92,6 +93,8 @@ func TestReceiptVerifyAllChecksTheChain(t *testing.T) {
 		require.Zero(t, code, stderr)
 		require.Contains(t, out, "2 receipts, verified")
 	}
+	whole := t.TempDir()
+	require.NoError(t, os.CopyFS(filepath.Join(whole, "receipts", filepath.Base(dir)), os.DirFS(dir)))
 	require.NoError(t, os.Remove(filepath.Join(dir, "e1.json")))
 	code, out, stderr := runCLI(t.Context(), "receipt", "verify", "--all", dir)
 	require.Equal(t, ExitError, code)
@@ -107,6 +110,15 @@ func TestReceiptVerifyAllChecksTheChain(t *testing.T) {
 	require.NoError(t, json.Unmarshal([]byte(out), &report))
 	require.False(t, report.OK)
 	require.NotEmpty(t, report.Problems)
+
+	// Removed by retention, it is not missing: of that there is a note.
+	retained, key := filepath.Join(whole, "receipts", filepath.Base(dir)), filepath.Join(filepath.Dir(filepath.Dir(dir)), "keys", filepath.Base(dir)+".pub")
+	for i, id := range []string{"e1", "e2"} {
+		require.NoError(t, receipt.Remove(retained, []string{id}, time.Unix(0, 0)))
+		code, out, stderr = runCLI(t.Context(), "receipt", "verify", "--key", key, "--all", retained)
+		require.Zero(t, code, stderr)
+		require.Contains(t, out, fmt.Sprintf("%d receipts, verified (those up to number %d were removed on purpose", 1-i, i+1))
+	}
 }
 
 func TestReceiptVerifyAllNamesAFolderWithoutAKeyAndChecksTheOthers(t *testing.T) {

@@ -80,6 +80,11 @@ func (s *Store) recover() error {
 	if err != nil {
 		return err
 	}
+	removed, err := readRemoved(s.dir, s.path)
+	if err != nil {
+		return err
+	}
+	s.seq, s.last = removed.Sequence, removed.SHA256
 	has := map[string]bool{}
 	for _, name := range names {
 		id, ok := ExecIDOf(name)
