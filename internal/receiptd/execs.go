@@ -252,6 +252,8 @@ func conclude(p *receipt.Predicate, res nsexec.Result) {
 		if r.Ended {
 			p.ExitCode, p.Signal = int(r.Code), int(r.Signal)
 		}
+	} else {
+		p.Cancelled = res.Cancelled && res.SecondLine
 	}
 	if p.OOM {
 		p.Reason = join(p.Reason, receipt.ReasonOOM)
@@ -261,6 +263,8 @@ func conclude(p *receipt.Predicate, res nsexec.Result) {
 func ended(res nsexec.Result) (receipt.Status, string) {
 	r := res.Report
 	switch {
+	case r == nil && res.SecondLine && res.Cancelled:
+		return receipt.Killed, "pid1 did not end it: receiptd ended the namespace"
 	case r == nil && res.SecondLine:
 		return receipt.TimedOut, "pid1 did not keep the time: receiptd ended the namespace"
 	case r == nil:

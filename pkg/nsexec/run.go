@@ -43,6 +43,7 @@ type Running struct {
 	ctlMu     sync.Mutex
 	second    *time.Timer
 	late      atomic.Bool
+	cancelled bool // guarded by ctlMu
 }
 
 // Result is what is known of a command once its boundary is established.
@@ -63,6 +64,7 @@ type Result struct {
 	OOM                bool
 	Cgroup             string
 	SecondLine         bool // pid1 did not keep the time; receiptd ended it
+	Cancelled          bool // pid1 was asked to end the command before its end was seen
 }
 
 // Start hands the command over. An error wraps ErrNotStarted: the Prepared is gone and the command never ran.
@@ -90,12 +92,13 @@ func (p *Prepared) Start(req Request) (*Running, error) {
 func (r *Running) Cancel() error {
 	r.ctlMu.Lock()
 	defer r.ctlMu.Unlock()
-	if r.p.ctl == nil {
-		return nil // ended already
+	if r.p.ctl == nil || r.cancelled {
+		return nil // ended already, or about to: another cancel must not set the clocks anew
 	}
 	if _, err := r.p.ctl.Write(wire.Frame(wire.KindCancel, nil)); err != nil {
 		return fmt.Errorf("asking pid1 to cancel: %w", err)
 	}
+	r.cancelled = true
 	// The second line comes nearer too.
 	r.second.Reset(r.req.Grace + secondLine)
 	return nil
@@ -133,6 +136,7 @@ func (r *Running) Wait() Result {
 	defer r.ctlMu.Unlock()
 	r.p.release()
 	r.p.ctl = nil
+	res.Cancelled = r.cancelled
 	return res
 }
 
