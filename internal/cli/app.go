@@ -53,6 +53,7 @@ func newApp(stdout, stderr io.Writer) *cli.Command {
 			gitCommand(),
 			guardCommand(),
 			workspaceCommand(),
+			eventsCommand(),
 			receiptCommand(),
 			checkCommand(),
 			versionCommand(),
