@@ -22,7 +22,7 @@ func register(server *connect.Server, a *agent.Agent) {
 }
 
 type sessions struct {
-	sandboxv1connect.UnimplementedSessionServiceHandler // UpdateGrants, WatchEvents
+	sandboxv1connect.UnimplementedSessionServiceHandler // UpdateGrants
 	agent                                               *agent.Agent
 }
 
@@ -76,6 +76,10 @@ func (h *sessions) DeleteSession(ctx context.Context, r *sandboxv1.DeleteSession
 
 func (h *sessions) DeleteWorkspace(ctx context.Context, r *sandboxv1.DeleteWorkspaceRequest) (*sandboxv1.DeleteWorkspaceResponse, error) {
 	return h.agent.DeleteWorkspace(ctx, r)
+}
+
+func (h *sessions) WatchEvents(ctx context.Context, r *sandboxv1.WatchEventsRequest, stream sandboxv1connect.SessionServiceWatchEventsServerStream) error {
+	return h.agent.WatchEvents(ctx, r, stream.Send)
 }
 
 type git struct{ agent *agent.Agent }
