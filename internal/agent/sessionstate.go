@@ -2,7 +2,7 @@ package agent
 
 import "fmt"
 
-// State is a session's state. GRANTS_REQUIRED of the API belongs to grants and is not a state of this machine yet.
+// State is a session's state, as the API names it.
 type State string
 
 // The states of a session.
@@ -12,8 +12,11 @@ const (
 	Executing    State = "EXECUTING"
 	Stopping     State = "STOPPING"
 	Idle         State = "IDLE"
-	Uncertain    State = "UNCERTAIN"
-	Deleted      State = "DELETED"
+	// GrantsRequired is Idle without the contents of the session's grants, which nobody but their owner can give again:
+	// nothing leads from here to a sandbox but new ones (P15).
+	GrantsRequired State = "GRANTS_REQUIRED"
+	Uncertain      State = "UNCERTAIN"
+	Deleted        State = "DELETED"
 )
 
 // Event is what happens to a session.
@@ -29,6 +32,10 @@ const (
 	EvEvidence   Event = "evidence"    // it is gone, with the whole set of evidence
 	EvNoEvidence Event = "no evidence" // it could not be seen to be gone
 	EvDelete     Event = "delete"      // the session is forgotten
+	// EvEvidenceOnly is EvEvidence of a session whose grants are lost.
+	EvEvidenceOnly Event = "evidence, grants lost"
+	EvGrantsLost   Event = "grants lost"  // by a restart of the agent, or one has expired
+	EvGrantsGiven  Event = "grants given" // UpdateGrants
 )
 
 // Effects are what must come with a change of state.
@@ -37,6 +44,8 @@ type Effects struct {
 	Durable bool
 	// NewGeneration: generation and sandbox id are new; nothing of the old one can answer any more (P8).
 	NewGeneration bool
+	// LookAgain: the evidence that is missing is looked for in the background.
+	LookAgain bool
 	// ReleaseIDs: the sandbox's host uids may be given to another one.
 	ReleaseIDs bool
 	// ReleaseWorkspace: another session may have the worktree (P5: only from a state that had evidence).
@@ -53,6 +62,12 @@ var sessionTable = map[State]map[Event]transition{
 	Idle: {
 		EvProvision: {Provisioning, Effects{Durable: true, NewGeneration: true}},
 		EvDelete:    {Deleted, Effects{Durable: true, ReleaseWorkspace: true}},
+		// Nothing has been made of them yet.
+		EvGrantsLost: {GrantsRequired, Effects{Durable: true}},
+	},
+	GrantsRequired: {
+		EvGrantsGiven: {Idle, Effects{Durable: true}},
+		EvDelete:      {Deleted, Effects{Durable: true, ReleaseWorkspace: true}},
 	},
 	Provisioning: {
 		EvProved: {Ready, Effects{Durable: true}},
@@ -67,8 +82,9 @@ var sessionTable = map[State]map[Event]transition{
 		EvStop:    {Stopping, Effects{Durable: true}},
 	},
 	Stopping: {
-		EvEvidence:   {Idle, Effects{Durable: true, ReleaseIDs: true}},
-		EvNoEvidence: {Uncertain, Effects{Durable: true}},
+		EvEvidence:     {Idle, Effects{Durable: true, ReleaseIDs: true}},
+		EvEvidenceOnly: {GrantsRequired, Effects{Durable: true, ReleaseIDs: true}},
+		EvNoEvidence:   {Uncertain, Effects{Durable: true, LookAgain: true}},
 		// The agent was killed while it stopped the sandbox.
 		EvStop: {Stopping, Effects{}},
 	},
@@ -95,3 +111,6 @@ func (s State) HasSandbox() bool {
 		return false
 	}
 }
+
+// Quiet says whether it is known that nothing writes to the workspace in this state, though a sandbox may be ready.
+func (s State) Quiet() bool { return s == Idle || s == GrantsRequired || s == Ready }

@@ -195,17 +195,20 @@ func choose(what, key, want, def string, allowed []string) (string, error) {
 
 // checkCreate checks all of a CreateSession that needs no look at the disk, and gives it with every default filled in.
 func checkCreate(r *sandboxv1.CreateSessionRequest, c *config.Config) (*sandboxv1.CreateSessionRequest, error) {
-	out := &sandboxv1.CreateSessionRequest{SessionId: r.GetSessionId(), Env: r.GetEnv()}
+	out := &sandboxv1.CreateSessionRequest{SessionId: r.GetSessionId(), Env: r.GetEnv(), Grants: r.GetGrants()}
 	if err := checkSessionID(out.GetSessionId()); err != nil {
 		return nil, err
-	}
-	if len(r.GetGrants()) > 0 {
-		return nil, fmt.Errorf("%w: grants: leave them out", ErrUnimplemented)
 	}
 	if err := checkEnv(r.GetEnv(), c.Workspace.AllowEnv); err != nil {
 		return nil, err
 	}
-	var err error
+	grants, err := newGrantSet(r.GetGrants(), c.Workspace.AllowEnv)
+	if err != nil {
+		return nil, err
+	}
+	if err := grants.checkBeside(r.GetEnv()); err != nil {
+		return nil, err
+	}
 	if out.Caches, err = checkCaches(r.GetCaches(), c); err != nil {
 		return nil, err
 	}

@@ -74,7 +74,7 @@ func TestABadCreateSessionIsRefusedWithItsFieldAndTheRemedy(t *testing.T) {
 		says   string
 	}{
 		"a session id with /":    {func(r *sandboxv1.CreateSessionRequest) { r.SessionId = "a/b" }, ErrInvalid, "session_id"},
-		"grants":                 {func(r *sandboxv1.CreateSessionRequest) { r.Grants = []*sandboxv1.Grant{{}} }, ErrUnimplemented, "grants"},
+		"grants":                 {func(r *sandboxv1.CreateSessionRequest) { r.Grants = []*sandboxv1.Grant{{}} }, ErrInvalid, "grants"},
 		"a cache without a name": {func(r *sandboxv1.CreateSessionRequest) { r.Caches = []*sandboxv1.Cache{{Path: "x"}} }, ErrInvalid, "caches: name"},
 		"a cache above HOME":     {func(r *sandboxv1.CreateSessionRequest) { r.Caches = []*sandboxv1.Cache{{Name: "x", Path: "../x"}} }, ErrInvalid, "relative to HOME"},
 		"a cache that is HOME":   {func(r *sandboxv1.CreateSessionRequest) { r.Caches = []*sandboxv1.Cache{{Name: "x", Path: "."}} }, ErrInvalid, "relative to HOME"},
