@@ -141,6 +141,8 @@ func (p *words) read(args []string) error {
 			p.paths = args
 			p.out = append(append(p.out, a), args...)
 			return nil
+		case slices.Contains(p.command.adds, a):
+			// It is there already.
 		case !strings.HasPrefix(a, "-"):
 			p.plain = append(p.plain, a)
 			p.out = append(p.out, a)

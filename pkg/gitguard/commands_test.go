@@ -10,6 +10,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/sandbox-agent/sandbox-agent/internal/testkit"
 )
 
 // template is made once: most of a test's time would be Git's.
@@ -27,9 +29,7 @@ func TestMain(m *testing.M) {
 // testRepo is a repository with two commits, an annotated tag and a stash, made with trusted Git's own environment.
 func testRepo(t testing.TB) string {
 	t.Helper()
-	if _, err := findGit(); err != nil {
-		t.Skip(err)
-	}
+	testkit.Need(t, testkit.Git)
 	template.Do(func() {
 		var err error
 		template.dir, err = os.MkdirTemp("", "gitguard-test-")
@@ -77,28 +77,29 @@ func git(t testing.TB, dir string, args ...string) string {
 
 func TestP12WhatIsAllowedIsPassedOnSoThatGitCannotMisreadIt(t *testing.T) {
 	for line, want := range map[string]string{
-		"status --porcelain":             "status --ignore-submodules=all --porcelain",
-		"status -sb":                     "status --ignore-submodules=all -s -b",
-		"status -uno":                    "status --ignore-submodules=all -uno",
-		"diff --cached -- a b":           "diff --no-ext-diff --no-textconv --ignore-submodules=all --cached -- a b",
-		"diff -U5 main..x":               "diff --no-ext-diff --no-textconv --ignore-submodules=all -U5 main..x",
-		"log -5 --format %s main":        "log --no-ext-diff --no-textconv --ignore-submodules=all --max-count=5 --format=%s main",
-		"log -n 3 -S --output=x":         "log --no-ext-diff --no-textconv --ignore-submodules=all --max-count=3 -S--output=x",
-		"log -pn3":                       "log --no-ext-diff --no-textconv --ignore-submodules=all -p --max-count=3",
-		"grep -ne -O HEAD":               "grep --no-textconv -n -e-O HEAD",
-		"stash":                          "stash push",
-		"reflog":                         "reflog show --no-ext-diff --no-textconv --ignore-submodules=all",
-		"worktree list --porcelain":      "worktree list --porcelain",
-		"branch --contains -a":           "branch --contains=HEAD -a",
-		"branch --contains x":            "branch --contains=x",
-		"commit -am text":                "commit -a --message=text",
-		"commit -m --amend":              "commit --message=--amend",
-		"commit --amend --no-edit":       "commit --amend --no-edit",
-		"checkout -b new main":           "checkout -bnew main",
-		"switch -c new":                  "switch --create=new",
-		"restore -s HEAD~1 -SW a":        "restore --source=HEAD~1 -S -W a",
-		"merge --strategy ort -X ours x": "merge --strategy=ort --strategy-option=ours x",
-		"add -- -p --exec=x":             "add -- -p --exec=x",
+		"status --porcelain":                "status --ignore-submodules=all --porcelain",
+		"status --ignore-submodules=all -s": "status --ignore-submodules=all -s",
+		"status -sb":                        "status --ignore-submodules=all -s -b",
+		"status -uno":                       "status --ignore-submodules=all -uno",
+		"diff --cached -- a b":              "diff --no-ext-diff --no-textconv --ignore-submodules=all --cached -- a b",
+		"diff -U5 main..x":                  "diff --no-ext-diff --no-textconv --ignore-submodules=all -U5 main..x",
+		"log -5 --format %s main":           "log --no-ext-diff --no-textconv --ignore-submodules=all --max-count=5 --format=%s main",
+		"log -n 3 -S --output=x":            "log --no-ext-diff --no-textconv --ignore-submodules=all --max-count=3 -S--output=x",
+		"log -pn3":                          "log --no-ext-diff --no-textconv --ignore-submodules=all -p --max-count=3",
+		"grep -ne -O HEAD":                  "grep --no-textconv -n -e-O HEAD",
+		"stash":                             "stash push",
+		"reflog":                            "reflog show --no-ext-diff --no-textconv --ignore-submodules=all",
+		"worktree list --porcelain":         "worktree list --porcelain",
+		"branch --contains -a":              "branch --contains=HEAD -a",
+		"branch --contains x":               "branch --contains=x",
+		"commit -am text":                   "commit -a --message=text",
+		"commit -m --amend":                 "commit --message=--amend",
+		"commit --amend --no-edit":          "commit --amend --no-edit",
+		"checkout -b new main":              "checkout -bnew main",
+		"switch -c new":                     "switch --create=new",
+		"restore -s HEAD~1 -SW a":           "restore --source=HEAD~1 -S -W a",
+		"merge --strategy ort -X ours x":    "merge --strategy=ort --strategy-option=ours x",
+		"add -- -p --exec=x":                "add -- -p --exec=x",
 	} {
 		t.Run(line, func(t *testing.T) {
 			c, err := AllowGit(strings.Fields(line))
