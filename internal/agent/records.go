@@ -131,6 +131,9 @@ type workspaceRecord struct {
 	Session   string              `json:"session"` // the last one that had it
 	Workspace workspace.Workspace `json:"workspace"`
 	Layout    string              `json:"layout"`
+	// Device and Inode are of the worktree's Git folder: another worktree at this path has others.
+	Device uint64 `json:"device"`
+	Inode  uint64 `json:"inode"`
 	// Deleting: DeleteWorkspace has begun, and a part may be gone.
 	Deleting bool `json:"deleting,omitempty"`
 }

@@ -155,7 +155,7 @@ func (s *session) prepare() (runtime.Spec, error) {
 	if err := s.apply(EvProvision, "", func(r *sessionRecord) {
 		sb.Generation = r.Generation
 		r.Sandbox, r.ConfigSHA256, r.LeftOut = sb, s.viewSum, view.LeftOut()
-	}, workspaceOp(s.id, w, rec.GitLayout, false)); err != nil {
+	}, workspaceOp(s.id, w, rec.GitLayout)); err != nil {
 		a.slots.release(slot, id)
 		return runtime.Spec{}, err
 	}

@@ -160,7 +160,7 @@ func (a *Agent) makeSession(ctx context.Context, r *sandboxv1.CreateSessionReque
 	if err := s.setUp(ctx); err != nil {
 		return nil, err
 	}
-	if err := s.save(true, nil, s.event(events.SessionCreated, ws.Worktree), workspaceOp(s.id, ws, w.GetGitLayout(), false)); err != nil {
+	if err := s.save(true, nil, s.event(events.SessionCreated, ws.Worktree), workspaceOp(s.id, ws, w.GetGitLayout())); err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrUnavailable, alsoSay(err, s.dropView(ctx)))
 	}
 	a.mu.Lock()

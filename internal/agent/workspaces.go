@@ -8,6 +8,8 @@ import (
 	"os"
 	"strings"
 
+	"golang.org/x/sys/unix"
+
 	sandboxv1 "github.com/sandbox-agent/sandbox-agent/api/sandbox/v1"
 	"github.com/sandbox-agent/sandbox-agent/internal/agent/events"
 	"github.com/sandbox-agent/sandbox-agent/internal/agent/gitview"
@@ -39,7 +41,11 @@ func (a *Agent) deleteOfSession(ctx context.Context, r *sandboxv1.DeleteWorkspac
 	var removed []string
 	check := func() error { return s.checkFence(r.GetOwnerEpoch(), 0) }
 	evidence, err := s.retire(ctx, check, "The workspace is deleted.", func() (err error) {
-		if removed, err = s.removeWorkspace(context.WithoutCancel(ctx), r.GetForce()); err != nil {
+		rec, err := s.ownWorkspace()
+		if err != nil {
+			return err
+		}
+		if removed, err = s.removeWorkspace(context.WithoutCancel(ctx), rec, r.GetForce()); err != nil {
 			return err
 		}
 		return s.bury()
@@ -64,44 +70,45 @@ func (a *Agent) deleteOrphan(ctx context.Context, worktree string, force bool) (
 	case rec == nil:
 		return nil, fmt.Errorf("%w: no session ever had worktree %s: git worktree remove removes it", ErrNotFound, worktree)
 	}
-	if !rec.Deleting {
-		if err := workspace.Recheck(rec.Workspace); err != nil && !force {
-			return nil, fmt.Errorf("%w: looking at the workspace of %s: %w (force deletes what is left of it)", ErrPrecondition, worktree, err)
-		}
-	}
 	// A session that nobody has: it opens, harvests and judges as one would.
 	s := newSession(a, sessionRecord{ID: rec.Session, State: Idle, Workspace: rec.Workspace, GitLayout: rec.Layout})
-	removed, err := s.removeWorkspace(ctx, force)
+	removed, err := s.removeWorkspace(ctx, *rec, force)
 	if err != nil {
 		return nil, err
 	}
 	return &sandboxv1.DeleteWorkspaceResponse{Removed: removed}, nil
 }
 
-// removeWorkspace removes, in this order: what the base clone keeps for the workspace and its private Git folder, the
-// worktree, and the rest of what the agent keeps. From the mark on, which is durable, there is no way back, and nothing
-// is asked again. No command may be running.
-func (s *session) removeWorkspace(ctx context.Context, force bool) ([]string, error) {
-	a := s.agent
+// ownWorkspace is the record of the session's workspace; of one that an older agent made there is none yet.
+func (s *session) ownWorkspace() (workspaceRecord, error) {
 	s.mu.Lock()
 	ws, layout := s.rec.Workspace, s.rec.GitLayout
 	s.mu.Unlock()
-	begun := a.checkNotDeleting(ws.Worktree) != nil
-	there := mounts.Exists(ws.Worktree) && mounts.Exists(ws.MetaDir)
-	var view *gitview.View
-	var err error
-	if there {
-		if view, err = s.openView(ctx); err != nil && !force && !begun {
-			return nil, fmt.Errorf("%w: looking at what the workspace of %s holds: %w (force deletes it all the same)", ErrPrecondition, ws.Worktree, err)
-		}
+	rec, err := s.agent.workspaceRecordOf(ws.Worktree)
+	switch {
+	case err != nil:
+		return workspaceRecord{}, err
+	case rec != nil:
+		return *rec, nil
 	}
-	if view != nil && !begun {
-		s.harvest(ctx)
-		if err := nothingToLose(ctx, view, ws, force); err != nil {
-			return nil, err
-		}
+	made := workspaceRecord{Session: s.id, Workspace: ws, Layout: layout}
+	made.Device, made.Inode = identityOf(ws.MetaDir)
+	return made, nil
+}
+
+// removeWorkspace removes, in this order: what the base clone keeps for the workspace and its private Git folder, the
+// worktree, and the rest of what the agent keeps. From the mark on, which is durable, there is no way back, and nothing
+// is asked again. Another worktree that is at the path now stays. No command may be running.
+func (s *session) removeWorkspace(ctx context.Context, rec workspaceRecord, force bool) ([]string, error) {
+	a, ws := s.agent, rec.Workspace
+	view, err := s.viewToDelete(ctx, rec, force)
+	if err != nil {
+		return nil, err
 	}
-	if err := a.journal.Update(ctx, true, workspaceOp(s.id, ws, layout, true)); err != nil {
+	// An earlier call may have come as far as to the worktree's Git folder, and not to its files.
+	theirs := mounts.Exists(ws.MetaDir) && !rec.is()
+	rec.Deleting = true
+	if err := a.journal.Update(ctx, true, journal.Set(workspaceKey(ws.Worktree), encode(rec))); err != nil {
 		return nil, fmt.Errorf("%w: marking the workspace of %s as being deleted: %w", ErrUnavailable, ws.Worktree, err)
 	}
 	var removed []string
@@ -110,11 +117,13 @@ func (s *session) removeWorkspace(ctx context.Context, force bool) ([]string, er
 			return nil, fmt.Errorf("removing the private Git folder of %s: %w", ws.Worktree, err)
 		}
 	}
-	if err := workspace.Remove(ctx, ws); err != nil {
-		return nil, err
-	}
-	if there {
-		removed = append(removed, ws.Worktree)
+	if there := mounts.Exists(ws.Worktree); !theirs {
+		if err := workspace.Remove(ctx, ws); err != nil {
+			return nil, err
+		}
+		if there {
+			removed = append(removed, ws.Worktree)
+		}
 	}
 	if dir := a.workspaceDir(ws.Worktree); mounts.Exists(dir) {
 		if err := os.RemoveAll(dir); err != nil {
@@ -126,6 +135,32 @@ func (s *session) removeWorkspace(ctx context.Context, force bool) ([]string, er
 		return nil, fmt.Errorf("%w: forgetting the workspace of %s: %w", ErrUnavailable, ws.Worktree, err)
 	}
 	return removed, nil
+}
+
+// viewToDelete opens the view of a workspace that is about to be deleted, harvests it, and refuses to lose work. nil: there
+// is none any more, or none that could be opened, and that is accepted.
+func (s *session) viewToDelete(ctx context.Context, rec workspaceRecord, force bool) (*gitview.View, error) {
+	ws := rec.Workspace
+	mayLose := force || rec.Deleting
+	if !rec.is() {
+		if mayLose {
+			return nil, nil
+		}
+		return nil, fmt.Errorf("%w: the worktree %s is gone, or another one is there now: what was kept for it can't be looked at (force deletes that, and no other worktree)",
+			ErrPrecondition, ws.Worktree)
+	}
+	view, err := s.openView(ctx)
+	switch {
+	case err != nil && mayLose:
+		s.log.Warn("workspace deleted although it could not be opened", "error", err)
+		return nil, nil
+	case err != nil:
+		return nil, fmt.Errorf("%w: looking at what the workspace of %s holds: %w (force deletes it all the same)", ErrPrecondition, ws.Worktree, err)
+	case rec.Deleting:
+		return view, nil
+	}
+	s.harvest(ctx)
+	return view, nothingToLose(ctx, view, ws, force)
 }
 
 // nothingToLose refuses to throw work away that nobody else has, unless that is what was asked for.
@@ -169,6 +204,23 @@ func (a *Agent) checkNotDeleting(worktree string) error {
 }
 
 // workspaceOp records whose workspace a worktree's is.
-func workspaceOp(session string, ws workspace.Workspace, layout string, deleting bool) journal.Op {
-	return journal.Set(workspaceKey(ws.Worktree), encode(workspaceRecord{Session: session, Workspace: ws, Layout: layout, Deleting: deleting}))
+func workspaceOp(session string, ws workspace.Workspace, layout string) journal.Op {
+	rec := workspaceRecord{Session: session, Workspace: ws, Layout: layout}
+	rec.Device, rec.Inode = identityOf(ws.MetaDir)
+	return journal.Set(workspaceKey(ws.Worktree), encode(rec))
+}
+
+// identityOf tells a folder from another one at its path; zeros, if it is not there.
+func identityOf(path string) (device, inode uint64) {
+	var st unix.Stat_t
+	if unix.Lstat(path, &st) != nil {
+		return 0, 0
+	}
+	return st.Dev, st.Ino
+}
+
+// is says whether the worktree that is there now is the one that the record is about.
+func (r *workspaceRecord) is() bool {
+	device, inode := identityOf(r.Workspace.MetaDir)
+	return mounts.Exists(r.Workspace.Worktree) && inode != 0 && device == r.Device && inode == r.Inode
 }

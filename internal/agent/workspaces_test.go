@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	sandboxv1 "github.com/sandbox-agent/sandbox-agent/api/sandbox/v1"
+	"github.com/sandbox-agent/sandbox-agent/internal/agent/journal"
 	"github.com/sandbox-agent/sandbox-agent/internal/config"
 	"github.com/sandbox-agent/sandbox-agent/internal/testkit"
 )
@@ -99,18 +100,47 @@ func TestADeletionThatWasCutShortIsCompletedByTheNextCallAndNothingElseStarts(t 
 	n.ok("s", "e1", commitNew+"; echo dirty > untracked")
 	n.retire("s")
 	// As a kill leaves it after the private Git folder has gone, in the middle of the removal of the files.
-	x := n.agent.sessions["s"]
-	require.NoError(t, n.agent.journal.Update(n.ctx(), true, workspaceOp("s", x.workspace(), config.IsolatedLayout, true)))
+	rec, err := n.agent.sessions["s"].ownWorkspace()
+	require.NoError(t, err)
+	rec.Deleting = true
+	require.NoError(t, n.agent.journal.Update(n.ctx(), true, journal.Set(workspaceKey(s.GetWorkspace().GetWorktree()), encode(rec))))
 	require.NoError(t, os.RemoveAll(filepath.Join(n.agent.workspaceDir(s.GetWorkspace().GetWorktree()), "git")))
 	require.NoError(t, os.Remove(filepath.Join(s.GetWorkspace().GetWorktree(), "README")))
 	require.NoError(t, n.agent.Close())
 	n.start()
-	_, err := n.agent.Exec(n.ctx(), &sandboxv1.ExecRequest{SessionId: "s", ExecId: "e2", Command: "true"})
+	_, err = n.agent.Exec(n.ctx(), &sandboxv1.ExecRequest{SessionId: "s", ExecId: "e2", Command: "true"})
 	require.ErrorIs(t, err, ErrPrecondition)
 	require.ErrorContains(t, err, "deletion")
 	_, err = n.deleteWorkspace(&sandboxv1.DeleteWorkspaceRequest{SessionId: "s"})
 	require.NoError(t, err, "what was asked before is not asked again")
 	n.gone(s)
+}
+
+func TestDeletingTheWorkspaceOfAWorktreeThatIsGoneSparesAnotherOneAtItsPath(t *testing.T) {
+	n := newNode(t)
+	s := n.session("s")
+	n.ok("s", "e1", commitNew)
+	_, err := n.agent.DeleteSession(n.ctx(), &sandboxv1.DeleteSessionRequest{SessionId: "s"})
+	require.NoError(t, err)
+	wt := s.GetWorkspace().GetWorktree()
+	n.base(s, "worktree", "remove", "--force", wt)
+	n.base(s, "worktree", "add", "-q", "-b", "theirs", filepath.Join(filepath.Dir(wt), "filler")) // takes the inode
+	n.base(s, "worktree", "add", "-q", "-b", "others", wt)
+	create := func(id string) error {
+		_, err := n.agent.CreateSession(n.ctx(), &sandboxv1.CreateSessionRequest{SessionId: id,
+			Workspace: &sandboxv1.Workspace{Repository: s.GetWorkspace().GetRepository(), Worktree: wt}})
+		return err
+	}
+	err = create("t")
+	require.ErrorIs(t, err, ErrInvalid)
+	require.ErrorContains(t, err, "workspace delete")
+	_, err = n.deleteWorkspace(&sandboxv1.DeleteWorkspaceRequest{Worktree: wt})
+	require.ErrorIs(t, err, ErrPrecondition)
+	r, err := n.deleteWorkspace(&sandboxv1.DeleteWorkspaceRequest{Worktree: wt, Force: true})
+	require.NoError(t, err)
+	require.NotContains(t, r.GetRemoved(), wt)
+	require.FileExists(t, filepath.Join(wt, "README"))
+	require.NoError(t, create("u"))
 }
 
 func TestDeletingAWorkspaceNamesWhatIsWrongWithTheRequest(t *testing.T) {
