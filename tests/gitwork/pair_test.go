@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"syscall"
 	"testing"
@@ -156,6 +157,23 @@ func newPair(t require.TestingT, a *agent, from *plain, layout string) *pair {
 	must(t, p.ordinaryClone, "git worktree add -q -b work "+p.ordinary.dir+" main")
 	p.inside = a.open(t, p.base.dir, p.worktree, "work", layout)
 	return p
+}
+
+// rewriting are commands that rewrite packed-refs in a Git older than 2.44 even for refs that are not in it, which the
+// layout "shared" refuses.
+var rewriting = regexp.MustCompile(`git branch (-d|-D) |git tag -d |git bisect `)
+
+// can says whether a command is among those that a layout promises, with the installed Git.
+func can(layout, command string) bool {
+	return layout == isolated || !olderGit() || !rewriting.MatchString(command)
+}
+
+// olderGit: the installed Git is older than 2.44.
+func olderGit() bool {
+	out, _ := exec.Command("git", "version").Output()
+	var major, minor int
+	_, err := fmt.Sscanf(string(out), "git version %d.%d", &major, &minor)
+	return err == nil && (major < 2 || major == 2 && minor < 44)
 }
 
 // observe is what is compared after each command: its exit code and output, and what Git then says. An equal id of HEAD

@@ -91,7 +91,10 @@ func fill(t *rapid.T, template string) string {
 }
 
 // drawCommands gives what one exec runs: a recipe, or commands that have nothing to do with one another.
-func drawCommands(t *rapid.T, singles []string) (commands []string) {
+func drawCommands(t *rapid.T, layout string, singles []string) (commands []string) {
+	defer func() {
+		commands = slices.DeleteFunc(commands, func(c string) bool { return !can(layout, c) })
+	}()
 	if rapid.Bool().Draw(t, "in a row") {
 		words := map[string]string{}
 		for _, c := range pick(t, "recipe", recipes) {
@@ -130,7 +133,7 @@ func TestP11ARandomSequenceGivesWhatItGivesInAnOrdinaryClone(t *testing.T) {
 				p := newPair(t, a, from, c.layout)
 				defer p.close(t)
 				for range rapid.IntRange(3, 6).Draw(t, "execs") {
-					p.both(t, drawCommands(t, singles)...)
+					p.both(t, drawCommands(t, c.layout, singles)...)
 					p.arrived(t, "refs/heads/work")
 					if command := fill(t, pick(t, "host", host)); command != "" {
 						p.host(t, command)
