@@ -115,29 +115,38 @@ func (a *Agent) closeEvents() {
 
 // told is what a change of the session's state tells. Caller holds mu.
 func (s *session) told(e Event, r *sessionRecord) []events.Event {
-	sb := r.Sandbox
-	if sb == nil {
-		return nil
-	}
-	ev := events.Event{Session: r.ID, Generation: sb.Generation, Detail: sb.ID}
+	var list []events.Event
 	switch e {
 	case EvProvision:
-		ev.Kind = events.SandboxAssigned
+		list = append(list, sandboxEvent(events.SandboxAssigned, r, ""))
 	case EvProved:
-		ev.Kind = events.SandboxReady
-	case EvEvidence:
-		ev.Kind, ev.Detail = events.SandboxRetired, fmt.Sprintf("%s: %s Evidence: %s.", sb.ID, sentence(r.Reason), sourcesOf(sb))
+		list = append(list, sandboxEvent(events.SandboxReady, r, ""))
+	case EvEvidence, EvEvidenceOnly:
+		list = append(list, sandboxEvent(events.SandboxRetired, r, "Evidence: "+sourcesOf(r.Sandbox)+"."))
 	case EvNoEvidence:
 		// It is looked at again and again, and told once.
-		if s.uncertain == sb.ID {
+		if s.uncertain == r.Sandbox.ID {
 			return nil
 		}
-		s.uncertain = sb.ID
-		ev.Kind, ev.Detail = events.SandboxUncertain, fmt.Sprintf("%s: %s", sb.ID, sentence(r.Reason))
-	default:
-		return nil
+		s.uncertain = r.Sandbox.ID
+		list = append(list, sandboxEvent(events.SandboxUncertain, r, ""))
 	}
-	return []events.Event{ev}
+	if r.State == GrantsRequired {
+		list = append(list, events.Event{Kind: events.GrantsRequired, Session: r.ID, Generation: r.Generation, Detail: r.Reason})
+	}
+	return list
+}
+
+// sandboxEvent is about the newest sandbox: its id, why the session's state changed, and more.
+func sandboxEvent(kind events.Kind, r *sessionRecord, more string) events.Event {
+	var say []string
+	for _, x := range []string{sentence(r.Reason), more} {
+		if x != "" {
+			say = append(say, x)
+		}
+	}
+	detail := strings.TrimSuffix(r.Sandbox.ID+": "+strings.Join(say, " "), ": ")
+	return events.Event{Kind: kind, Session: r.ID, Generation: r.Sandbox.Generation, Detail: detail}
 }
 
 func sentence(s string) string {
@@ -256,6 +265,10 @@ func (s *session) conflictEvents(exec string, h gitview.Harvest) []journal.Op {
 }
 
 // grantsEvent tells which grants a session has from now on, by their names.
-func (s *session) grantsEvent(names []string) journal.Op {
+func (s *session) grantsEvent(list []grantRecord) journal.Op {
+	var names []string
+	for _, g := range list {
+		names = append(names, g.Name)
+	}
 	return s.event(events.GrantsUpdated, strings.Join(names, ", "))
 }

@@ -359,9 +359,9 @@ func (s *session) replaceGrants(check func() error, set *grantSet) error {
 func (s *session) recordGrants(set *grantSet) error {
 	change := func(r *sessionRecord) { set.take(s, r) }
 	if s.state() == GrantsRequired {
-		return s.apply(EvGrantsGiven, "", change)
+		return s.apply(EvGrantsGiven, "", change, s.grantsEvent(set.names))
 	}
-	return s.save(true, change)
+	return s.save(true, change, s.grantsEvent(set.names))
 }
 
 // withdrawQueued ends every exec that waits: certainly none of them ran.

@@ -34,6 +34,7 @@ const (
 	ExecResult       Kind = "exec.result"
 	HarvestConflict  Kind = "harvest.conflict"
 	GrantsUpdated    Kind = "grants.updated"
+	GrantsRequired   Kind = "grants.required" // their contents are lost, or one has expired
 	WorkspaceDeleted Kind = "workspace.deleted"
 )
 
