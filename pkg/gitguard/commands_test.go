@@ -272,7 +272,8 @@ func TestGitKnowsEveryOptionOfTheList(t *testing.T) {
 	ends := []string{"--abort", "--quit", "--continue"}
 	alone := map[string][]string{"merge": ends, "rebase": ends, "cherry-pick": ends, "revert": ends, "tag": {"-l", "--list", "-n"}}
 	// What these share with another one, Git reads by the same code.
-	shared := map[string]string{"show": logOptions, "stash list": logOptions, "reflog show": logOptions, "stash show": diffOptions, "diff-files": diffOptions, "diff-tree": diffOptions}
+	shared := map[string]string{"show": logOptions, "stash list": logOptions, "reflog show": logOptions, "stash show": diffOptions, "diff-files": diffOptions, "diff-tree": diffOptions,
+		"diff-index": diffOptions, "log": diffOptions, "rev-list": walkOptions}
 	for _, name := range subcommandsInFull() {
 		t.Run(name, func(t *testing.T) {
 			dir := testRepo(t)
