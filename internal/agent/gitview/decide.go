@@ -94,6 +94,8 @@ func (d decision) mine(ref, before string) bool {
 	switch {
 	case strings.HasPrefix(ref, "refs/replace/") || strings.HasPrefix(ref, sandboxes) || ref == stashRef || perWorktree(ref):
 		return false
+	case strings.HasPrefix(ref, heads+"-"): // git branch makes none, for every command would take it for an option
+		return false
 	case ref == d.branch || d.created[ref]:
 		return true
 	case before == "" && strings.HasPrefix(ref, heads):

@@ -503,10 +503,7 @@ func (h *harvest) wantedMirror() (want refs, gone []string) {
 		id := h.private.ids[ref]
 		switch {
 		case strings.HasPrefix(ref, sandboxes) || ref == stashRef || h.base.symbolic[ref] != "":
-		case id == "":
-			for _, session := range v.sessions {
-				gone = append(gone, mirrorName(session, ref))
-			}
+		case id == "": // below
 		case h.arrived(stashRef, id): // of any kind: it is no branch there
 			want[mirrorName(v.o.SessionID, ref)] = id
 		}
@@ -516,9 +513,11 @@ func (h *harvest) wantedMirror() (want refs, gone []string) {
 			want[mirrorName(v.o.SessionID, "refs/stash/"+strconv.Itoa(i))] = id
 		}
 	}
-	stashes := mirrorName(v.o.SessionID, "refs/stash/")
 	for name := range v.state.Mirror {
-		if strings.HasPrefix(name, stashes) && want[name] == "" {
+		_, rest, _ := strings.Cut(strings.TrimPrefix(name, sandboxes), "/")
+		stash := strings.HasPrefix(rest, "stash/")
+		// Another session's stashes are this one's too: it has them under names of its own.
+		if want[name] == "" && (stash || h.private.ids["refs/"+rest] == "") {
 			gone = append(gone, name)
 		}
 	}

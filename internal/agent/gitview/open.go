@@ -87,12 +87,26 @@ func (v *View) openIsolated(ctx context.Context) error {
 			return fmt.Errorf("%w: %w: harvest can't go on; look at %s, and delete the workspace (sandbox-agent workspace delete %s)",
 				ErrRefused, err, v.o.Dir, v.o.Workspace.Worktree)
 		}
+		// Somebody who makes a session of this worktree would take it for the lock of a Git that is at work.
+		if err := v.inMetaFolder(func(m folder) error { return dropOwnLock(m, "index.lock") }); err != nil {
+			return err
+		}
 		if v.o.Live {
 			return nil
 		}
 		return v.writeSealed(v.Private(), config)
 	}
 	return v.build(ctx, config)
+}
+
+// alternates names the base's objects where they are mounted. By the whole path: "git clone" of a linked worktree takes
+// a relative one from another folder (builtin/clone.c, copy_alternates), and the clone has no objects. A line has no
+// place for a newline.
+func alternates(commonDir string) string {
+	if strings.Contains(commonDir, "\n") {
+		return "../base-objects\n"
+	}
+	return commonDir + "/base-objects\n"
 }
 
 // build makes the private folder under another name and gives it its own when it is whole.
@@ -110,7 +124,7 @@ func (v *View) build(ctx context.Context, config []byte) error {
 				return err
 			}
 		}
-		return d.write("objects/info/alternates", []byte("../base-objects\n"))
+		return d.write("objects/info/alternates", []byte(alternates(v.o.Workspace.CommonDir)))
 	})
 	if err == nil {
 		err = v.writeSealed(fresh, config)
@@ -124,15 +138,19 @@ func (v *View) build(ctx context.Context, config []byte) error {
 	}
 	j := v.jails(ctx)
 	defer j.close()
+	step("folder made")
 	if err := v.copyBase(ctx, j, fresh); err != nil {
 		return err
 	}
+	step("base copied")
 	if err := v.save(true); err != nil {
 		return err
 	}
+	step("state made")
 	if err := os.Rename(fresh, v.Private()); err != nil {
 		return fmt.Errorf("giving the new Git folder its name: %w", err)
 	}
+	step("folder named")
 	if err := v.listCopiedIndex(ctx, j); err != nil {
 		return err
 	}

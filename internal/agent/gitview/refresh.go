@@ -135,6 +135,7 @@ func (v *View) bringInRefs(ctx context.Context, j *jails, base snapshot) error {
 	if err != nil {
 		return privateError{err}
 	}
+	step("refs brought in")
 	for name, id := range agreed {
 		v.snapshot.set(name, id)
 	}
@@ -250,6 +251,7 @@ func (v *View) bringInHead(head string) error {
 	if err != nil {
 		return privateError{err}
 	}
+	step("HEAD brought in")
 	v.state.Head, v.state.BaseHead = head, head
 	return nil
 }
@@ -306,6 +308,7 @@ func (v *View) bringInIndex(ctx context.Context, j *jails, base *gitjail.Session
 		}
 		v.state.Log = digest(log)
 	}
+	step("index brought in")
 	v.state.Listing, v.state.BaseIndex = digest(listing), sum
 	return writeOwn(v.path(listingName), listing)
 }

@@ -2,8 +2,10 @@ package gitview
 
 import (
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -40,13 +42,20 @@ func newWorld(t *testing.T, prepare ...func(w *world)) *world {
 	return w
 }
 
-// open makes the view, or takes it over as an agent that was restarted.
+// open makes the view, or takes it over for another session.
 func (w *world) open() {
 	w.Helper()
 	var err error
 	w.o.Workspace, err = workspace.Open(w.Context(), workspace.Wanted{Repository: w.repo, Worktree: w.wt})
 	require.NoError(w, err)
 	w.o.Workspace.Branch = "topic"
+	w.reopen()
+}
+
+// reopen takes the view over as an agent that was restarted.
+func (w *world) reopen() {
+	w.Helper()
+	var err error
 	w.o.Config, err = gitguard.ReadConfig(w.Context(), filepath.Join(w.git, "config"))
 	require.NoError(w, err)
 	w.v, err = Open(w.Context(), w.o)
@@ -133,4 +142,14 @@ func read(t *testing.T, path string) string {
 	b, err := os.ReadFile(path)
 	require.NoError(t, err)
 	return string(b)
+}
+
+// run runs a program as the repository's owner, and gives what it printed.
+func run(dir string, words ...string) (string, error) {
+	cmd := exec.Command(words[0], words[1:]...)
+	cmd.Dir = dir
+	cmd.Env = []string{"PATH=/usr/local/bin:/usr/bin:/bin", "HOME=/nonexistent", "GIT_CONFIG_NOSYSTEM=1", "GIT_CONFIG_GLOBAL=/dev/null"}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uid, Gid: uid}}
+	out, err := cmd.CombinedOutput()
+	return string(out), err
 }

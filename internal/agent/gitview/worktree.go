@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -53,8 +54,8 @@ func (v *View) privateHead() (head string, err error) {
 	}
 }
 
-// exportHead writes the worktree's HEAD in the base clone. It names a branch only if that is exported as the session has
-// it, and no other worktree is on it; else it is the commit itself.
+// exportHead writes the worktree's HEAD in the base clone. It names a branch only if that is one that this workspace exports,
+// as the session has it, and no other worktree is on it; else it is the commit itself.
 func (h *harvest) exportHead(ctx context.Context) error {
 	v := h.v
 	if h.head == "" || !h.changed[partRefs] && !h.changed[partHead] && !v.state.Pending {
@@ -69,9 +70,14 @@ func (h *harvest) exportHead(ctx context.Context) error {
 		return err
 	}
 	want, err := h.wantedHead(ctx, now)
-	if err != nil || want == "" || want == now {
-		v.state.Head, v.state.BaseHead = h.head, now
+	switch {
+	case err != nil || want == "":
 		return err
+	case want == now:
+		v.state.Head, v.state.BaseHead = h.head, now
+		return nil
+	case want == v.state.BaseHead: // only the host changed it: the next Refresh brings that in
+		return nil
 	}
 	if now != v.state.BaseHead {
 		h.Conflicts = append(h.Conflicts, Conflict{
@@ -112,6 +118,9 @@ func (h *harvest) wantedHead(ctx context.Context, now string) (string, error) {
 	if h.head == now { // it is on that branch already
 		return h.head, nil
 	}
+	if !h.exports(name) { // it would be taken from everybody else: Git lets a branch be checked out once
+		return id, nil
+	}
 	elsewhere, err := h.elsewhere(ctx)
 	if err != nil {
 		return "", err
@@ -120,6 +129,13 @@ func (h *harvest) wantedHead(ctx context.Context, now string) (string, error) {
 		return id, nil
 	}
 	return h.head, nil
+}
+
+// exports says whether a branch is one that this workspace moves in the base clone.
+func (h *harvest) exports(name string) bool {
+	v := h.v
+	return name == v.branch() || v.state.Created[name] || h.verdict.made[name] ||
+		slices.ContainsFunc(v.o.Export, func(p string) bool { return gitguard.Matches(p, name) })
 }
 
 // exportedValue is what the base clone has at a ref after this harvest.
