@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -53,6 +54,12 @@ type Agent struct {
 	gate     sync.RWMutex   // no session's goroutine starts once Close has begun to wait for them
 	work     sync.WaitGroup // the sessions' goroutines
 	watchers sync.WaitGroup
+	// timesChanged has keepTimes look at once.
+	timesChanged chan struct{}
+	// draining: nothing new is started (DrainNode). Never taken back.
+	draining atomic.Bool
+	// sweepNow has old exec records removed before the hour is over.
+	sweepNow chan struct{}
 
 	mu        sync.Mutex // guards what follows
 	sessions  map[string]*session
@@ -76,9 +83,9 @@ func New(o Options) (*Agent, error) {
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	a := &Agent{
-		opts: o, cfg: &o.Config, log: o.Log, runtimes: o.Runtimes, slots: newSlots(),
+		opts: o, cfg: &o.Config, log: o.Log, runtimes: o.Runtimes, slots: newSlots(o.Config.Limits.TotalMemoryBytes),
 		bootID: strings.TrimSpace(string(boot)), started: time.Now(),
-		ctx: ctx, cancel: cancel, closing: make(chan struct{}),
+		ctx: ctx, cancel: cancel, closing: make(chan struct{}), sweepNow: make(chan struct{}, 1), timesChanged: make(chan struct{}, 1),
 		sessions: map[string]*session{}, creating: map[string]bool{}, worktrees: map[string]string{},
 	}
 	if err := a.open(); err != nil {
@@ -138,6 +145,8 @@ func (a *Agent) open() error {
 		a.closeEvents()
 		return errors.Join(err, j.Close())
 	}
+	a.watchers.Go(a.keepRetention)
+	a.watchers.Go(a.keepTimes)
 	return nil
 }
 

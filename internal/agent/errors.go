@@ -1,6 +1,9 @@
 package agent
 
-import "errors"
+import (
+	"errors"
+	"fmt"
+)
 
 // Every error that a caller gets wraps exactly one of these; internal/rpc maps them to Connect codes.
 var (
@@ -24,3 +27,9 @@ var (
 
 // errAbandoned ends an exec's goroutine at the agent's own shutdown: the intent stays open for the next start.
 var errAbandoned = errors.New("the agent is shutting down: ask again with the same exec_id")
+
+// errUnrecorded: the journal refused an intent, so the command was not handed over.
+var errUnrecorded = errors.New("recording the intent")
+
+// errShutDown: the agent is closing, and the next one goes on with what was asked.
+var errShutDown = fmt.Errorf("%w: the agent is shutting down: ask again", ErrUnavailable)

@@ -9,6 +9,7 @@ import (
 	"fmt"
 
 	"github.com/sandbox-agent/sandbox-agent/internal/agent/journal"
+	"github.com/sandbox-agent/sandbox-agent/internal/runtime"
 	"github.com/sandbox-agent/sandbox-agent/pkg/receipt"
 	"github.com/sandbox-agent/sandbox-agent/pkg/receipt/verify"
 )
@@ -36,6 +37,9 @@ func readProven(dir string, in *intentRecord, key ed25519.PublicKey, wantSHA str
 	if err := expect.Match(p); err != nil {
 		return nil, fmt.Errorf("checking the receipt of exec %s: %w", in.ExecID, err)
 	}
+	if p.GrantsDigest != in.GrantsDigest {
+		return nil, fmt.Errorf("%w: the receipt of exec %s names the grants %q, not %q", verify.ErrMismatch, in.ExecID, p.GrantsDigest, in.GrantsDigest)
+	}
 	out := &proven{envelope: envelope, predicate: p}
 	if out.stdout, err = receipt.ReadKept(dir, &p, receipt.Stdout); err != nil {
 		return nil, bad(err)
@@ -54,6 +58,15 @@ func (s *session) keyOf(sandboxID string) (ed25519.PublicKey, error) {
 	if sb := s.sandboxRecord(); sb != nil && sb.ID == sandboxID && len(sb.PublicKey) == ed25519.PublicKeySize {
 		return sb.PublicKey, nil
 	}
+	k, err := s.keyRecordOf(sandboxID)
+	if err != nil {
+		return nil, err
+	}
+	return k.PublicKey, nil
+}
+
+// keyRecordOf is what the journal keeps of a sandbox that may be gone.
+func (s *session) keyRecordOf(sandboxID string) (*keyRecord, error) {
 	b, err := s.agent.journal.Get(sandboxKey(sandboxID))
 	if errors.Is(err, journal.ErrNotFound) {
 		return nil, fmt.Errorf("%w: no public key of sandbox %s is recorded", ErrDataLoss, sandboxID)
@@ -61,9 +74,18 @@ func (s *session) keyOf(sandboxID string) (ed25519.PublicKey, error) {
 	if err != nil {
 		return nil, fmt.Errorf("looking up the public key of sandbox %s: %w", sandboxID, err)
 	}
-	var k keyRecord
-	if err := json.Unmarshal(b, &k); err != nil || len(k.PublicKey) != ed25519.PublicKeySize {
+	k := &keyRecord{}
+	if err := json.Unmarshal(b, k); err != nil || len(k.PublicKey) != ed25519.PublicKeySize {
 		return nil, fmt.Errorf("%w: the recorded public key of sandbox %s can't be read (%v)", ErrDataLoss, sandboxID, err)
 	}
-	return k.PublicKey, nil
+	return k, nil
+}
+
+// gone records with a sandbox's key that it was seen to be gone: its receipts, and the answers that were uncertain until
+// then, outlive the session's own record of it.
+func (s *sandboxRecord) gone(session string, e *runtime.Evidence) []journal.Op {
+	if len(s.PublicKey) == 0 {
+		return nil // no command ever ran in it
+	}
+	return []journal.Op{journal.Set(sandboxKey(s.ID), encode(keyRecord{Session: session, Generation: s.Generation, PublicKey: s.PublicKey, Evidence: e}))}
 }

@@ -13,6 +13,7 @@ import (
 	sandboxv1 "github.com/sandbox-agent/sandbox-agent/api/sandbox/v1"
 	"github.com/sandbox-agent/sandbox-agent/internal/agent/gitview"
 	"github.com/sandbox-agent/sandbox-agent/internal/agent/journal"
+	"github.com/sandbox-agent/sandbox-agent/internal/runtime"
 	"github.com/sandbox-agent/sandbox-agent/pkg/receipt"
 )
 
@@ -30,16 +31,18 @@ type execution struct {
 	session  *session
 	intent   intentRecord
 	command  string
-	wishMS   uint64 // the timeout as the caller gave it, 0 if it gave none
-	fenced   uint64 // the generation that the caller insists on, 0 for any
-	ownerAsk uint64 // the owner epoch that the caller has, 0 for any
-	phase    ExecPhase
+	wishMS   uint64    // the timeout as the caller gave it, 0 if it gave none
+	fenced   uint64    // the generation that the caller insists on, 0 for any
+	ownerAsk uint64    // the owner epoch that the caller has, 0 for any
+	phase    ExecPhase // guarded by session.mu
 	output   *hub
 	// request is done once exec.requested is told; waits: it is told before its turn has come.
 	request sync.Once
 	waits   bool
 	// startedAt is when the intent was durable; zero after a restart of the agent.
 	startedAt time.Time
+	// cancelledAt is when receiptd was first asked to end it; guarded by session.mu.
+	cancelledAt time.Time
 
 	started chan struct{} // the intent is durable
 	done    chan struct{}
@@ -105,7 +108,8 @@ func (s *session) lookup(id string) (*execution, *execRecord, error) {
 	}
 	b, err := s.agent.journal.Get(execKey(s.id, id))
 	if errors.Is(err, journal.ErrNotFound) {
-		return nil, nil, fmt.Errorf("%w: session %s has no exec %q", ErrNotFound, s.id, id)
+		rec, err := s.expiredExec(id)
+		return nil, rec, err
 	}
 	if err != nil {
 		return nil, nil, fmt.Errorf("looking up exec %q: %w", id, err)
@@ -121,6 +125,9 @@ func (s *session) lookup(id string) (*execution, *execRecord, error) {
 func (s *session) admit(r *sandboxv1.ExecRequest) error {
 	if s.deleted {
 		return fmt.Errorf("%w: session %s is deleted", ErrNotFound, s.id)
+	}
+	if err := s.agent.checkDraining(); err != nil {
+		return err
 	}
 	if err := checkEpoch(s.id, r.GetOwnerEpoch(), s.rec.OwnerEpoch); err != nil {
 		return err
@@ -171,13 +178,31 @@ func (s *session) execute(e *execution) {
 // refuse ends an exec that never started: nothing of it is recorded, the same id may be used again.
 func (s *session) refuse(e *execution, err error) {
 	event := ExRefused
-	if errors.Is(err, errAbandoned) {
+	switch {
+	case errors.Is(err, errUnrecorded):
+		event = ExUnrecorded
+	case errors.Is(err, errAbandoned):
 		event = ExShutdown
 	}
-	phase, _, stateErr := e.phase.Next(event)
-	e.phase = phase
+	if _, _, stateErr := s.step(e, event); stateErr != nil {
+		return // it was cancelled before its turn had come, and whoever did that answers
+	}
 	s.refusedEvents(e, err)
-	s.finish(e, nil, errors.Join(err, stateErr))
+	s.finish(e, nil, err)
+}
+
+// step takes an event through the exec's state machine. Exactly one caller gets each step, and does what comes with it.
+func (s *session) step(e *execution, event ExecEvent) (from ExecPhase, effects ExecEffects, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return e.step(event)
+}
+
+// step is session.step for a caller that holds session.mu.
+func (e *execution) step(event ExecEvent) (from ExecPhase, effects ExecEffects, err error) {
+	from = e.phase
+	e.phase, effects, err = from.Next(event)
+	return from, effects, err
 }
 
 // launch makes the intent durable and hands the command to receiptd, in this order (P1), with the fencing tokens
@@ -186,21 +211,21 @@ func (s *session) refuse(e *execution, err error) {
 func (s *session) launch(e *execution, sb *attached) (receiptdv1.Receiptd_ExecClient, error) {
 	s.startMu.Lock()
 	defer s.startMu.Unlock()
-	phase, effects, err := e.phase.Next(ExTurn)
-	if err != nil {
-		return nil, err
-	}
 	if err := s.fence(e, sb); err != nil {
 		return nil, err
+	}
+	_, effects, err := s.step(e, ExTurn)
+	if err != nil { // it was cancelled while the sandbox was made ready
+		return nil, errors.Join(err, s.apply(EvExecEnd, "", nil))
 	}
 	in := &e.intent
 	err = s.agent.journal.Update(context.Background(), effects.Durable, append(e.startedEvents(),
 		journal.Set(execKey(s.id, in.ExecID), encode(execRecord{Intent: *in})), journal.Set(openKey(s.id, in.ExecID), nil))...)
 	if err != nil {
-		err = fmt.Errorf("%w: recording the intent of exec %s: %w", ErrUnavailable, in.ExecID, err)
+		err = fmt.Errorf("%w: %w of exec %s: %w", ErrUnavailable, errUnrecorded, in.ExecID, err)
 		return nil, errors.Join(err, s.apply(EvExecEnd, "", nil))
 	}
-	e.phase, e.startedAt = phase, time.Now()
+	e.startedAt = time.Now()
 	close(e.started)
 	if s.agent.cfg.Log.Commands {
 		s.log.Debug("exec starts", "exec", in.ExecID, "command", e.command)
@@ -211,7 +236,7 @@ func (s *session) launch(e *execution, sb *attached) (receiptdv1.Receiptd_ExecCl
 	}
 	stream, err := sb.receiptd.Exec(s.agent.ctx, &receiptdv1.ExecRequest{
 		AttachEpoch: sb.epoch, ExecId: in.ExecID, Nonce: nonce, Command: e.command, TimeoutMs: in.TimeoutMS,
-		Labels: in.Labels, RequestedTimeoutMs: e.wishMS,
+		Labels: in.Labels, RequestedTimeoutMs: e.wishMS, GrantsDigest: in.GrantsDigest,
 	})
 	if err != nil {
 		s.log.Warn("exec not handed over", "exec", in.ExecID, "error", err)
@@ -228,8 +253,12 @@ func (s *session) fence(e *execution, sb *attached) error {
 		s.mu.Unlock()
 		return fmt.Errorf("%w: session %s is deleted", ErrNotFound, s.id)
 	}
+	if _, _, err := e.phase.Next(ExTurn); err != nil { // withdrawn, and not ours any more
+		s.mu.Unlock()
+		return err
+	}
 	e.intent.SandboxID, e.intent.ContainerID, e.intent.Generation = rec.ID, rec.Identity.ContainerID, rec.Generation
-	e.intent.AttachEpoch, e.intent.OwnerEpoch = sb.epoch, epoch
+	e.intent.AttachEpoch, e.intent.OwnerEpoch, e.intent.GrantsDigest = sb.epoch, epoch, rec.GrantsDigest
 	s.mu.Unlock()
 	if err := checkEpoch(s.id, e.ownerAsk, epoch); err != nil {
 		return err
@@ -243,7 +272,7 @@ func (s *session) fence(e *execution, sb *attached) error {
 // verdict is what became of an exec that had an intent.
 type verdict struct {
 	event  ExecEvent
-	proven *proven // with ExReceipt
+	proven *proven // with ExReceipt and ExCancelled
 	reason string
 }
 
@@ -314,14 +343,23 @@ func (s *session) fromFolder(e *execution, sha string) verdict {
 	if err != nil {
 		return verdict{event: ExBad, reason: "receiptd says that the receipt is there, but " + err.Error()}
 	}
+	return receiptVerdict(p)
+}
+
+// receiptVerdict tells a command that ended by itself from one that was ended on request.
+func receiptVerdict(p *proven) verdict {
+	if p.predicate.Cancelled {
+		return verdict{event: ExCancelled, proven: p, reason: "it was ended on request"}
+	}
 	return verdict{event: ExReceipt, proven: p}
 }
 
 // resolve finds out what became of an intent whose stream is gone: after a lost connection and after a crash of the
 // agent alike. It waits while the command runs, and ends in exactly one verdict.
 func (s *session) resolve(e *execution) verdict {
-	deadline := e.deadline()
+	limit := e.deadline()
 	for {
+		deadline := s.sooner(e, limit)
 		if s.agent.isClosing() {
 			return verdict{event: ExShutdown}
 		}
@@ -335,11 +373,11 @@ func (s *session) resolve(e *execution) verdict {
 			continue // ask waits in receiptd
 		}
 		if wait {
-			event, detail = ExLost, fmt.Sprintf("it was still running %s after its start although its time is over (a task in uninterruptible sleep?)", e.budget())
+			event, detail = ExLost, "it was still running although its time is over, or it was cancelled, and the grace period too (a task in uninterruptible sleep?)"
 		}
 		switch event {
 		case ExReceipt:
-			return verdict{event: event, proven: p}
+			return receiptVerdict(p)
 		case ExBad:
 			return verdict{event: event, reason: err.Error()}
 		case ExNeverSeen:
@@ -353,7 +391,7 @@ func (s *session) resolve(e *execution) verdict {
 // ask asks receiptd under an epoch that is current: an older connection is gone, or drained, before it answers.
 func (s *session) ask(e *execution) (Knowledge, string) {
 	why := "no sandbox is attached"
-	for range infoRetries {
+	for range s.patience(e) {
 		sb := s.current()
 		if sb == nil || sb.Identity().SandboxID != e.intent.SandboxID {
 			return Gone, "its sandbox is gone"
@@ -421,32 +459,31 @@ func (s *session) look(e *execution) (ReceiptFinding, *proven, error) {
 	return ReceiptGood, p, nil
 }
 
-// conclude harvests, records the outcome, stops the sandbox where it must, and answers. What may still run, or broke its
-// seals, is stopped before trusted Git looks at what it wrote.
+// conclude stops the sandbox where it must, harvests, records the outcome, and answers. What may still run, or broke its
+// seals, is stopped before trusted Git looks at what it wrote, and the evidence of that is part of the answer.
 func (s *session) conclude(e *execution, v verdict) {
-	phase, effects, err := e.phase.Next(v.event)
+	from, effects, err := s.step(e, v.event)
 	if err != nil {
 		s.finish(e, nil, err)
 		return
 	}
-	e.phase = phase
 	if v.event == ExShutdown {
 		s.finish(e, nil, fmt.Errorf("%w: %w", ErrUnavailable, errAbandoned))
 		return
 	}
-	result := outcome(e, v)
 	var stopErr error
 	stopFirst := v.mayHaveRun() && (effects.StopSandbox || leftBehind(v.proven) != "")
 	if stopFirst {
 		stopErr = s.leave(e, v, effects)
 	}
+	result := outcome(e, v, from == Cancelling, s.evidenceOf(e.intent.SandboxID))
 	var harvest *gitview.Harvest
 	if v.mayHaveRun() {
 		h := s.harvest(context.Background())
 		harvest, result.Harvest = &h, harvestProto(h)
 	}
 	if err := s.record(e, v.proven, result, harvest, effects.Durable); err != nil {
-		if v.proven == nil {
+		if v.event != ExReceipt {
 			s.finish(e, nil, err)
 			return
 		}
@@ -466,16 +503,20 @@ func (s *session) conclude(e *execution, v verdict) {
 // mayHaveRun says whether the command can have written anything.
 func (v verdict) mayHaveRun() bool { return v.event != ExNotStarted && v.event != ExNeverSeen }
 
-func outcome(e *execution, v verdict) *sandboxv1.ExecResult {
-	switch v.event {
-	case ExReceipt:
+// outcome is the answer. evidence is that of the end of the exec's sandbox, nil without the whole set.
+func outcome(e *execution, v verdict, cancelling bool, evidence *runtime.Evidence) *sandboxv1.ExecResult {
+	status, plain := Answer(v.event, cancelling, evidence != nil)
+	switch {
+	case plain:
 		return resultOf(&e.intent, v.proven)
-	case ExNotStarted, ExNeverSeen:
-		return resultWithout(&e.intent, sandboxv1.ExecResult_NOT_STARTED, "it certainly never ran: "+v.reason)
-	default:
-		return resultWithout(&e.intent, sandboxv1.ExecResult_UNCERTAIN,
-			"it may have run, wholly, partly or not at all: "+v.reason+"; look at the workspace before you repeat it")
+	case v.proven != nil:
+		return cancelledResult(&e.intent, v.proven, evidence)
 	}
+	r := resultWithout(&e.intent, status, reasonWithout(status, v.reason))
+	if status != sandboxv1.ExecResult_NOT_STARTED {
+		r.Evidence = evidenceProto(evidence)
+	}
+	return r
 }
 
 // record writes the outcome, and in the same step what a harvest did, if it did anything.
@@ -484,9 +525,11 @@ func (s *session) record(e *execution, p *proven, r *sandboxv1.ExecResult, harve
 	if err != nil {
 		return err
 	}
-	id := e.intent.ExecID
-	ops := append(e.endedEvents(p, r, harvest),
-		journal.Set(execKey(s.id, id), encode(execRecord{Intent: e.intent, Outcome: b})), journal.Delete(openKey(s.id, id)))
+	id, rec := e.intent.ExecID, execRecord{Intent: e.intent, Outcome: b, EndedAt: time.Now().UTC()}
+	if p != nil {
+		rec.Sequence = p.predicate.Sequence
+	}
+	ops := append(e.endedEvents(p, r, harvest), journal.Set(execKey(s.id, id), encode(rec)), journal.Delete(openKey(s.id, id)))
 	if harvest != nil && didAnything(*harvest) {
 		err = s.save(durable, func(r *sessionRecord) { r.LastHarvest = harvest }, ops...)
 	} else {
@@ -495,6 +538,7 @@ func (s *session) record(e *execution, p *proven, r *sandboxv1.ExecResult, harve
 	if err != nil {
 		return fmt.Errorf("%w: recording the outcome of exec %s: %w (ask again with the same exec_id after the agent's restart)", ErrUnavailable, id, err)
 	}
+	s.counted()
 	return nil
 }
 
@@ -559,39 +603,53 @@ func (e *execution) wait(ctx context.Context) (*sandboxv1.ExecResult, error) {
 }
 
 // unrecorded answers an exec whose outcome could not be recorded (the journal's disk is full): its receipt is as durable
-// as a record, and gives the same answer. Without one the next start of the agent finds out.
+// as a record, and gives the same answer. Without one the next start of the agent finds out, and so it does with one that
+// was cancelled: the evidence belongs to that answer.
 func (s *session) unrecorded(in *intentRecord) (*sandboxv1.ExecResult, error) {
-	key, err := s.keyOf(in.SandboxID)
-	if err != nil {
-		return nil, err
+	p, err := s.provenOf(in)
+	if err == nil && p.predicate.Cancelled {
+		err = errors.New("it was cancelled")
 	}
-	p, err := readProven(s.agent.receiptsDir(in.SandboxID), in, key, "")
 	if err != nil {
 		return nil, fmt.Errorf("%w: exec %s has an intent and no recorded outcome, and %w: ask again after the agent's restart", ErrUnavailable, in.ExecID, err)
 	}
 	return resultOf(in, p), nil
 }
 
-// answerOf rebuilds the answer of a recorded exec: what the journal holds, and receipt and output from the folder,
-// verified again.
+// provenOf reads an exec's receipt.
+func (s *session) provenOf(in *intentRecord) (*proven, error) {
+	key, err := s.keyOf(in.SandboxID)
+	if err != nil {
+		return nil, err
+	}
+	return readProven(s.agent.receiptsDir(in.SandboxID), in, key, "")
+}
+
+// answerOf rebuilds the answer of a recorded exec: what the journal holds, receipt and output from the folder, verified
+// again, and the evidence that was had after an uncertain answer.
 func (s *session) answerOf(rec *execRecord) (*sandboxv1.ExecResult, error) {
 	in := &rec.Intent
-	if rec.Outcome == nil {
+	switch {
+	case rec.expired != nil:
+		return nil, rec.expired.err(in.ExecID)
+	case rec.Outcome == nil:
 		return s.unrecorded(in)
 	}
 	r, err := decodeOutcome(rec.Outcome)
 	if err != nil {
 		return nil, err
 	}
-	if s := r.GetStatus(); s == sandboxv1.ExecResult_NOT_STARTED || s == sandboxv1.ExecResult_UNCERTAIN {
+	if r.GetStatus() == sandboxv1.ExecResult_UNCERTAIN && r.GetEvidence() == nil {
+		r.Evidence = evidenceProto(s.evidenceOf(in.SandboxID))
+	}
+	if !restsOnReceipt(r) {
 		return r, nil
 	}
-	key, err := s.keyOf(in.SandboxID)
+	p, err := s.provenOf(in)
 	if err != nil {
-		return nil, err
-	}
-	p, err := readProven(s.agent.receiptsDir(in.SandboxID), in, key, "")
-	if err != nil {
+		if gone, lookErr := s.expired(in.ExecID); lookErr == nil && gone != nil { // just now
+			return nil, gone.err(in.ExecID)
+		}
 		return nil, fmt.Errorf("%w: exec %s was answered before from a receipt that verified: %w", ErrDataLoss, in.ExecID, err)
 	}
 	r.Stdout, r.Stderr, r.Receipt = p.stdout, p.stderr, p.envelope

@@ -75,7 +75,7 @@ func (a *Agent) StreamExec(ctx context.Context, r *sandboxv1.StreamExecRequest, 
 	if err != nil {
 		return err
 	}
-	if live == nil {
+	if live == nil && result.GetStatus() != sandboxv1.ExecResult_NOT_STARTED {
 		if err := send(startedEvent(result.GetExecId(), result.GetGeneration())); err != nil {
 			return err
 		}
@@ -93,10 +93,8 @@ func streamLive(ctx context.Context, e *execution, r *sandboxv1.StreamExecReques
 	defer e.output.unsubscribe(sub)
 	select {
 	case <-e.started:
-	case <-e.done:
-		if e.err != nil {
-			return nil, e.err
-		}
+	case <-e.done: // it was refused or withdrawn
+		return sub.next, e.err
 	case <-ctx.Done():
 		return nil, ctx.Err()
 	}

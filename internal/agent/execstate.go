@@ -1,6 +1,10 @@
 package agent
 
-import "fmt"
+import (
+	"fmt"
+
+	sandboxv1 "github.com/sandbox-agent/sandbox-agent/api/sandbox/v1"
+)
 
 // ExecPhase is how far an exec is.
 type ExecPhase string
@@ -8,9 +12,10 @@ type ExecPhase string
 // The phases of an exec. Only Intended and Ended are in the journal; a queued exec that an agent's crash took with it
 // never ran, and its caller asks again.
 const (
-	Queued   ExecPhase = "QUEUED"
-	Intended ExecPhase = "INTENDED" // the intent is durable, the command may run
-	Ended    ExecPhase = "ENDED"
+	Queued     ExecPhase = "QUEUED"
+	Intended   ExecPhase = "INTENDED"   // the intent is durable, or just being made so: the command may run
+	Cancelling ExecPhase = "CANCELLING" // the same, and receiptd is asked to end it
+	Ended      ExecPhase = "ENDED"
 )
 
 // ExecEvent is what happens to an exec.
@@ -20,7 +25,10 @@ type ExecEvent string
 const (
 	ExTurn       ExecEvent = "turn"                   // first in the queue, fencing checked, sandbox ready
 	ExRefused    ExecEvent = "refused"                // it can't start, and nothing of it was made durable
-	ExReceipt    ExecEvent = "receipt verifies"       // and so does the kept output
+	ExCancel     ExecEvent = "cancel"                 // CancelExec, or the sandbox is retired under it
+	ExUnrecorded ExecEvent = "intent not recorded"    // the journal refused it: it was not handed over
+	ExReceipt    ExecEvent = "receipt verifies"       // and so does the kept output; it ended by itself
+	ExCancelled  ExecEvent = "receipt of a cancelled" // the same, and receiptd ended it on request
 	ExNotStarted ExecEvent = "refused by receiptd"    // it certainly never ran, and the sandbox can't run the next one either
 	ExNeverSeen  ExecEvent = "never arrived"          // receiptd does not know it: it certainly never ran
 	ExBad        ExecEvent = "receipt doesn't verify" // or another request's, or its output is not what it hashes
@@ -35,6 +43,8 @@ type ExecEffects struct {
 	Journal, Durable bool
 	// Start hands the command to receiptd: only ever together with a durable intent (P1).
 	Start bool
+	// Cancel asks receiptd to end the command at its boundary.
+	Cancel bool
 	// StopSandbox: what is left may still run; it is stopped with evidence before anything else starts.
 	StopSandbox bool
 	// Answer gives the outcome to everyone who waits. Error gives them an error instead.
@@ -46,21 +56,40 @@ type execTransition struct {
 	effects ExecEffects
 }
 
+// withdrawn is what an exec that has no intent yet gets by a cancel: it certainly never ran, and its id says so ever after.
+var withdrawn = ExecEffects{Journal: true, Durable: true, Answer: true}
+
 var execTable = map[ExecPhase]map[ExecEvent]execTransition{
 	Queued: {
 		ExTurn:     {Intended, ExecEffects{Journal: true, Durable: true, Start: true}},
 		ExRefused:  {Ended, ExecEffects{Error: true}},
+		ExCancel:   {Ended, withdrawn},
 		ExShutdown: {Ended, ExecEffects{Error: true}},
 	},
-	Intended: {
-		ExReceipt:    {Ended, ExecEffects{Journal: true, Answer: true}},
-		ExNotStarted: {Ended, ExecEffects{Journal: true, Durable: true, StopSandbox: true, Answer: true}},
-		ExNeverSeen:  {Ended, ExecEffects{Journal: true, Durable: true, Answer: true}},
-		ExBad:        {Ended, ExecEffects{Journal: true, Durable: true, StopSandbox: true, Answer: true}},
-		ExLost:       {Ended, ExecEffects{Journal: true, Durable: true, StopSandbox: true, Answer: true}},
-		// The intent stays open: the next start finds out.
-		ExShutdown: {Intended, ExecEffects{Error: true}},
+	Intended:   running(Intended, ExecEffects{Cancel: true}),
+	Cancelling: running(Cancelling, ExecEffects{}),
+	Ended: {
+		// It came too late: what is known already is the answer.
+		ExCancel: {Ended, ExecEffects{}},
 	},
+}
+
+// running is the row of a phase in which the command may run; by a cancel it comes to be Cancelling.
+func running(p ExecPhase, onCancel ExecEffects) map[ExecEvent]execTransition {
+	lost := ExecEffects{Journal: true, Durable: true, StopSandbox: true, Answer: true}
+	return map[ExecEvent]execTransition{
+		ExCancel:     {Cancelling, onCancel},
+		ExUnrecorded: {Ended, ExecEffects{Error: true}},
+		ExReceipt:    {Ended, ExecEffects{Journal: true, Answer: true}},
+		// The answer carries the evidence of the sandbox's end, which the receipt doesn't: it is made durable.
+		ExCancelled:  {Ended, lost},
+		ExNotStarted: {Ended, lost},
+		ExNeverSeen:  {Ended, ExecEffects{Journal: true, Durable: true, Answer: true}},
+		ExBad:        {Ended, lost},
+		ExLost:       {Ended, lost},
+		// The intent stays open: the next start finds out.
+		ExShutdown: {p, ExecEffects{Error: true}},
+	}
 }
 
 // Next says where an event leads, or that it can't happen in this phase.
@@ -128,4 +157,25 @@ func Decide(r ReceiptFinding, k Knowledge) (event ExecEvent, wait bool) {
 	default:
 		return ExLost, false
 	}
+}
+
+// Answer says which status an exec with an intent gets. cancelling: a cancel was asked for before the event. evidence: the
+// sandbox was seen to be gone, with the whole set. With plain the receipt's own status is the answer: a receipt of a
+// command that ended by itself wins over everything.
+func Answer(e ExecEvent, cancelling, evidence bool) (status sandboxv1.ExecResult_Status, plain bool) {
+	switch e {
+	case ExReceipt:
+		return 0, true
+	case ExNotStarted, ExNeverSeen:
+		return sandboxv1.ExecResult_NOT_STARTED, false
+	case ExCancelled:
+		if evidence {
+			return sandboxv1.ExecResult_CANCELLED, false
+		}
+	case ExLost:
+		if cancelling && evidence {
+			return sandboxv1.ExecResult_CANCELLED, false
+		}
+	}
+	return sandboxv1.ExecResult_UNCERTAIN, false
 }

@@ -89,7 +89,7 @@ func (s *session) harvest(ctx context.Context) gitview.Harvest {
 		s.log.Warn("nothing harvested", "error", err)
 		return gitview.Harvest{Status: gitview.Failed, Detail: err.Error()}
 	}
-	if st := s.state(); st != Idle && st != Ready && st != Executing {
+	if st := s.state(); !st.Quiet() && st != Executing {
 		return failed(fmt.Errorf("the session is %s: whether its sandbox is gone is not known", st))
 	}
 	v, err := s.openView(ctx)
@@ -224,10 +224,10 @@ func (s *session) trusted(ctx context.Context, epoch uint64, job func() error) e
 		if err := s.checkFence(epoch, 0); err != nil {
 			return err
 		}
-		switch st := s.state(); st {
-		case Idle, Ready:
+		switch st := s.state(); {
+		case st.Quiet():
 			return job()
-		case Deleted:
+		case st == Deleted:
 			return fmt.Errorf("%w: session %s is deleted", ErrNotFound, s.id)
 		default:
 			return fmt.Errorf("%w: session %s is %s: whether a command still writes to its workspace is not known; retire its sandbox first",

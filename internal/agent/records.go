@@ -26,14 +26,18 @@ const (
 	execPrefix    = "exec/"      // exec/<session>/<exec>: execRecord
 	wsPrefix      = "workspace/" // workspace/<gitview.Key>: workspaceRecord, as long as the agent keeps anything for the worktree
 	openPrefix    = "open/"      // open/<session>/<exec>: an intent without an outcome; the value is empty
+	expiredPrefix = "expired/"   // expired/<session>/<exec>: expiredRecord, as long as the session
+	sweptPrefix   = "swept/"     // swept/<session>/<exec>: sweptRecord of an expired exec whose files may still be there
 )
 
-func sessionKey(id string) string         { return sessionPrefix + id }
-func tombKey(id string) string            { return tombPrefix + id }
-func sandboxKey(id string) string         { return sandboxPrefix + id }
-func workspaceKey(worktree string) string { return wsPrefix + gitview.Key(worktree) }
-func execKey(session, exec string) string { return execPrefix + session + "/" + exec }
-func openKey(session, exec string) string { return openPrefix + session + "/" + exec }
+func sessionKey(id string) string            { return sessionPrefix + id }
+func tombKey(id string) string               { return tombPrefix + id }
+func sandboxKey(id string) string            { return sandboxPrefix + id }
+func workspaceKey(worktree string) string    { return wsPrefix + gitview.Key(worktree) }
+func execKey(session, exec string) string    { return execPrefix + session + "/" + exec }
+func openKey(session, exec string) string    { return openPrefix + session + "/" + exec }
+func expiredKey(session, exec string) string { return expiredPrefix + session + "/" + exec }
+func sweptKey(session, exec string) string   { return sweptPrefix + session + "/" + exec }
 
 // sessionRecord is what must survive of a session.
 type sessionRecord struct {
@@ -53,6 +57,9 @@ type sessionRecord struct {
 	Env       map[string]string   `json:"env,omitempty"`
 	Notes     []string            `json:"notes,omitempty"`
 	Caches    []cacheRecord       `json:"caches,omitempty"`
+	// Grants are names and times alone; GrantsDigest is of the whole set, empty without one (grants.go).
+	Grants       []grantRecord `json:"grants,omitempty"`
+	GrantsDigest string        `json:"grantsDigest,omitempty"`
 
 	// ConfigSHA256 is of the base clone's configuration as the newest sandbox has it; LeftOut is what of it is not there.
 	ConfigSHA256 string             `json:"configSha256,omitempty"`
@@ -93,6 +100,8 @@ type sandboxRecord struct {
 	Proof       []proofRecord     `json:"proof,omitempty"`
 	Seals       []sealRecord      `json:"seals,omitempty"`
 	Evidence    *runtime.Evidence `json:"evidence,omitempty"`
+	// GrantsDigest is of the set that it was made with.
+	GrantsDigest string `json:"grantsDigest,omitempty"`
 }
 
 type proofRecord struct {
@@ -124,6 +133,8 @@ type keyRecord struct {
 	Session    string `json:"session"`
 	Generation uint64 `json:"generation"`
 	PublicKey  []byte `json:"publicKey"`
+	// Evidence is set once the sandbox was seen to be gone.
+	Evidence *runtime.Evidence `json:"evidence,omitempty"`
 }
 
 // workspaceRecord is what outlives a session of its workspace.
@@ -155,6 +166,7 @@ type intentRecord struct {
 	RequestDigest string            `json:"requestDigest"`
 	Labels        map[string]string `json:"labels,omitempty"`
 	TimeoutMS     uint64            `json:"timeoutMs"`
+	GrantsDigest  string            `json:"grantsDigest,omitempty"`
 	RequestedAt   time.Time         `json:"requestedAt"`
 }
 
@@ -163,6 +175,19 @@ type intentRecord struct {
 type execRecord struct {
 	Intent  intentRecord `json:"intent"`
 	Outcome []byte       `json:"outcome,omitempty"` // sandbox.v1.ExecResult, binary
+	// EndedAt is when the outcome was recorded. Sequence is the receipt's place in its sandbox's chain, 0 without one.
+	EndedAt  time.Time `json:"endedAt,omitzero"`
+	Sequence uint64    `json:"sequence,omitempty"`
+
+	// expired is set instead of an outcome when only the digest is left.
+	expired *expiredRecord
+}
+
+// expiredRecord is what retention leaves of an exec: enough to never run it again.
+type expiredRecord struct {
+	RequestDigest string    `json:"requestDigest"`
+	EndedAt       time.Time `json:"endedAt"`
+	ExpiredAt     time.Time `json:"expiredAt"`
 }
 
 func encode(v any) []byte {
@@ -218,6 +243,9 @@ func (r *sessionRecord) proto() *sandboxv1.Session {
 	if r.Sandbox != nil {
 		s.Sandbox = r.Sandbox.proto(r.Runtime, r.State)
 		s.Mounts = mountsProto(r.Sandbox.Plan)
+	}
+	for _, g := range r.Grants {
+		s.GrantNames = append(s.GrantNames, g.Name)
 	}
 	for _, c := range r.Caches {
 		s.Caches = append(s.Caches, &sandboxv1.Cache{Name: c.Name, Path: c.Path, ReadOnly: c.ReadOnly})

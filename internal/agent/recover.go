@@ -56,7 +56,7 @@ func (a *Agent) loadSessions() error {
 			a.worktrees[rec.Workspace.Worktree] = rec.ID
 		}
 		if rec.Sandbox != nil && rec.State.HasSandbox() {
-			if err := a.slots.claim(rec.Sandbox.Slot, rec.Sandbox.ID); err != nil {
+			if err := a.slots.claim(rec.Sandbox.Slot, rec.Sandbox.ID, rec.Resources.MemoryBytes); err != nil {
 				return fmt.Errorf("%w: %w", ErrDataLoss, err)
 			}
 		}
@@ -113,13 +113,23 @@ func (s *session) recovered(in intentRecord) *execution {
 // recover runs on the session's goroutine: first the sandbox, then the intents, then what an interrupted harvest left.
 func (s *session) recover(open []*execution) error {
 	err := s.recoverSandbox()
+	if len(open) == 0 && err == nil {
+		err = s.forgetGrants()
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, e := range open {
 		s.urgent = append(s.urgent, func() { s.reclaim(e) })
 	}
+	if len(open) > 0 {
+		s.urgent = append(s.urgent, func() {
+			if err := s.forgetGrants(); err != nil {
+				s.log.Error("sandbox with lost grants not stopped with evidence", "error", err)
+			}
+		})
+	}
 	s.urgent = append(s.urgent, func() {
-		if st := s.state(); (st == Idle || st == Ready) && !s.agent.isClosing() && s.agent.checkNotDeleting(s.workspace().Worktree) == nil {
+		if st := s.state(); st.Quiet() && !s.agent.isClosing() && s.agent.checkNotDeleting(s.workspace().Worktree) == nil {
 			s.settle()
 		}
 	})

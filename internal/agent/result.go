@@ -12,6 +12,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	sandboxv1 "github.com/sandbox-agent/sandbox-agent/api/sandbox/v1"
+	"github.com/sandbox-agent/sandbox-agent/internal/runtime"
 	"github.com/sandbox-agent/sandbox-agent/pkg/receipt"
 )
 
@@ -96,6 +97,33 @@ func resultWithout(in *intentRecord, s sandboxv1.ExecResult_Status, reason strin
 	}
 }
 
+// cancelledResult is the answer from a receipt that says that the command was ended on request. Without the evidence of
+// its sandbox's end it is UNCERTAIN: CANCELLED promises that.
+func cancelledResult(in *intentRecord, p *proven, evidence *runtime.Evidence) *sandboxv1.ExecResult {
+	r := resultOf(in, p)
+	r.Evidence = evidenceProto(evidence)
+	if evidence == nil {
+		r.Status = sandboxv1.ExecResult_UNCERTAIN
+		r.Reason += "; its sandbox could not be seen to be gone, so the workspace stays reserved: the session's reason says what to do"
+	}
+	return r
+}
+
+// reasonWithout explains an answer without a receipt.
+func reasonWithout(s sandboxv1.ExecResult_Status, why string) string {
+	switch s {
+	case sandboxv1.ExecResult_NOT_STARTED:
+		return "it certainly never ran: " + why
+	case sandboxv1.ExecResult_CANCELLED:
+		return "it was ended with its sandbox on request and may have run, wholly or partly: " + why
+	default:
+		return "it may have run, wholly, partly or not at all: " + why + "; look at the workspace before you repeat it"
+	}
+}
+
+// restsOnReceipt says whether a recorded answer has a receipt, which is not recorded with it.
+func restsOnReceipt(r *sandboxv1.ExecResult) bool { return r.GetStdoutInfo() != nil }
+
 // withoutBytes is the answer without output and receipt. The parts are shared, not copied.
 func withoutBytes(r *sandboxv1.ExecResult) *sandboxv1.ExecResult {
 	return &sandboxv1.ExecResult{
@@ -103,7 +131,7 @@ func withoutBytes(r *sandboxv1.ExecResult) *sandboxv1.ExecResult {
 		Status: r.GetStatus(), ExitCode: r.GetExitCode(), Signal: r.GetSignal(), Oom: r.GetOom(),
 		StdoutInfo: r.GetStdoutInfo(), StderrInfo: r.GetStderrInfo(), StartedAt: r.GetStartedAt(), Duration: r.GetDuration(),
 		Usage: r.GetUsage(), Harvest: r.GetHarvest(), RefusedDestinations: r.GetRefusedDestinations(), Reason: r.GetReason(),
-		Labels: r.GetLabels(), SandboxId: r.GetSandboxId(),
+		Labels: r.GetLabels(), SandboxId: r.GetSandboxId(), Evidence: r.GetEvidence(),
 	}
 }
 

@@ -39,6 +39,12 @@ func randomHex(n int) string {
 // ready gives a sandbox that can take the next command: the one there is, or a new generation. fenced is the
 // generation that the caller insists on, 0 for any: then no new one is started for it.
 func (s *session) ready(fenced uint64) (*attached, error) {
+	if err := s.agent.checkDraining(); err != nil {
+		return nil, err
+	}
+	if err := s.requireGrants(); err != nil {
+		return nil, err
+	}
 	if sb := s.current(); sb != nil && s.state() == Ready {
 		switch {
 		case sb.dead():
@@ -50,6 +56,10 @@ func (s *session) ready(fenced uint64) (*attached, error) {
 				return again, nil
 			} else if _, stopErr := s.stop("The connection to receiptd was lost: " + err.Error()); stopErr != nil {
 				return nil, stopErr
+			}
+		case s.grantsMoved():
+			if _, err := s.stop("The session's grants were replaced."); err != nil {
+				return nil, err
 			}
 		case s.configMoved():
 			if _, err := s.stop("The base clone's configuration was changed, and the sandbox has it as it was."); err != nil {
@@ -84,9 +94,12 @@ func (s *session) staleGeneration(want uint64) error {
 // provision starts the next generation's sandbox and has it prove itself. On an error nothing of it is left, or the
 // session is UNCERTAIN; there is no other way to run a command (P14).
 func (s *session) provision() (*attached, error) {
+	if err := s.agent.checkDraining(); err != nil {
+		return nil, err
+	}
 	spec, err := s.prepare()
 	switch {
-	case errors.Is(err, ErrPrecondition):
+	case errors.Is(err, ErrPrecondition), errors.Is(err, ErrExhausted):
 		return nil, err
 	case err != nil:
 		return nil, fmt.Errorf("%w: preparing a sandbox for session %s: %w", ErrUnavailable, s.id, err)
@@ -119,8 +132,11 @@ func (s *session) explain(err error) error {
 func (s *session) prepare() (runtime.Spec, error) {
 	a := s.agent
 	s.mu.Lock()
-	rec := s.rec
+	rec, grants, lost := s.rec, s.grants.mounted(), s.grantsProblem(time.Now())
 	s.mu.Unlock()
+	if lost != "" {
+		return runtime.Spec{}, fmt.Errorf("%w: session %s needs its grants again: %s", ErrPrecondition, s.id, lost)
+	}
 	w := rec.Workspace
 	if err := a.checkNotDeleting(w.Worktree); err != nil {
 		return runtime.Spec{}, err
@@ -147,13 +163,13 @@ func (s *session) prepare() (runtime.Spec, error) {
 		return runtime.Spec{}, err
 	}
 	id := "sb-" + randomHex(8)
-	slot, err := a.slots.take(id)
+	slot, err := a.slots.take(id, rec.Resources.MemoryBytes)
 	if err != nil {
 		return runtime.Spec{}, err
 	}
 	sb := &sandboxRecord{ID: id, Slot: slot, Plan: plan, Dir: filepath.Join(a.sandboxesDir(), id)}
 	if err := s.apply(EvProvision, "", func(r *sessionRecord) {
-		sb.Generation = r.Generation
+		sb.Generation, sb.GrantsDigest = r.Generation, r.GrantsDigest
 		r.Sandbox, r.ConfigSHA256, r.LeftOut = sb, s.viewSum, view.LeftOut()
 	}, workspaceOp(s.id, w, rec.GitLayout)); err != nil {
 		a.slots.release(slot, id)
@@ -162,8 +178,8 @@ func (s *session) prepare() (runtime.Spec, error) {
 	return runtime.Spec{
 		SandboxID: id, SessionID: s.id, Generation: sb.Generation,
 		Rootfs: a.cfg.Rootfs, IDs: idsOf(slot), Workspace: plan, Network: rec.Network,
-		Resources: resourcesOf(rec.Resources, a.cfg.Limits),
-		Dir:       sb.Dir, ReceiptsDir: a.receiptsDir(id), Receiptd: a.opts.Receiptd, Pid1: a.opts.Pid1,
+		Resources: resourcesOf(rec.Resources, a.cfg.Limits), Grants: grants,
+		Dir: sb.Dir, ReceiptsDir: a.receiptsDir(id), Receiptd: a.opts.Receiptd, Pid1: a.opts.Pid1,
 	}, nil
 }
 
@@ -197,7 +213,8 @@ func (s *session) start(spec runtime.Spec) (*attached, error) {
 	if err != nil {
 		return nil, err
 	}
-	return sb, s.apply(EvProved, "", func(r *sessionRecord) { r.Sandbox.Proof = proof }, key...)
+	defer s.agent.lookAtTimes()
+	return sb, s.apply(EvProved, "", func(r *sessionRecord) { r.Sandbox.Proof, s.used = proof, time.Now() }, key...)
 }
 
 // makeReceiptsDir makes a sandbox's receipts folder and syncs the folder above, while the container starts: a receipt
@@ -296,8 +313,11 @@ func (s *session) learnKey(rec *sandboxRecord, resp *receiptdv1.InitResponse) ([
 func (s *session) view(sb *attached, rec *sandboxRecord) *receiptdv1.View {
 	v := sb.View()
 	v.Dir = rec.Plan.Worktree
-	v.Env = commandEnv(rec.Plan.Worktree, s.rec.GitLayout, s.agent.cfg.Workspace, s.rec.Env) // set once, at creation
+	v.Env = commandEnv(rec.Plan.Worktree, s.rec.GitLayout, s.agent.cfg.Workspace, s.variables())
 	v.Seals = rec.Plan.Seals()
+	if rec.GrantsDigest != "" {
+		v.Seals = append(v.Seals, runtime.GrantsPath)
+	}
 	v.AllowNestedUserns = s.agent.cfg.Runtime.NestedUserns
 	return v
 }
@@ -383,11 +403,11 @@ func (s *session) stop(why string) (*runtime.Evidence, error) {
 	evidence, err := s.end(sb)
 	if err != nil || !evidence.Complete {
 		err = fmt.Errorf("sandbox %s could not be seen to be gone (%s): %w", s.sandboxRecord().ID, evidenceText(evidence), cmpErr(err, runtime.ErrNoEvidence))
-		saveErr := s.apply(EvNoEvidence, strings.TrimSuffix(why, ".")+"; "+err.Error(), func(r *sessionRecord) { r.Sandbox.Evidence = &evidence })
+		saveErr := s.apply(EvNoEvidence, s.stuck(why, err), func(r *sessionRecord) { r.Sandbox.Evidence = &evidence })
 		return &evidence, errors.Join(err, saveErr)
 	}
 	s.agent.tidyReceipts(s.sandboxRecord().ID)
-	return &evidence, s.apply(EvEvidence, why, func(r *sessionRecord) { r.Sandbox.Evidence = &evidence })
+	return &evidence, s.apply(s.gone(), why, func(r *sessionRecord) { r.Sandbox.Evidence = &evidence }, s.sandboxRecord().gone(s.id, &evidence)...)
 }
 
 // end asks the sandbox, and if that fails the runtime, which also knows half-made ones.

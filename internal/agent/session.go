@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"log/slog"
 	"sync"
+	"time"
 
 	"github.com/containerd/ttrpc"
 
@@ -42,8 +43,17 @@ type session struct {
 	active  bool // the goroutine runs
 	deleted bool
 	sandbox *attached // nil when there is none, or none is attached
+	grants  *grantSet // nil when there are none, or their contents are lost
+	used    time.Time // when the goroutine was last seen to have nothing to do; zero since the agent's start
+	ending  bool      // lifetime.go has queued a job that may end the sandbox
 	// uncertain is the sandbox of which sandbox.uncertain was told.
 	uncertain string
+	// looking: lookAgain waits, lookWait long; stoppedFor is why the sandbox had to go.
+	looking    bool
+	lookWait   time.Duration
+	stoppedFor string
+	// recorded counts outcomes since the start, kept those that retention would count (retention.go).
+	recorded, kept int64
 	// trustedWaiting is how many calls of trusted Git wait or run.
 	trustedWaiting int64
 
@@ -119,7 +129,7 @@ func (s *session) next() func() {
 		s.running = e
 		return func() { s.execute(e) }
 	default:
-		s.active = false
+		s.active, s.used = false, time.Now()
 		return nil
 	}
 }
@@ -232,6 +242,12 @@ func (s *session) after(e Effects) {
 	s.mu.Unlock()
 	if e.ReleaseIDs && sb != nil {
 		s.agent.slots.release(sb.Slot, sb.ID)
+	}
+	if e.LookAgain {
+		s.lookAgain()
+	}
+	if e.ReleaseIDs {
+		s.settled()
 	}
 	if e.ReleaseWorkspace {
 		s.agent.releaseWorkspace(worktree, s.id)

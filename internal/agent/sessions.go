@@ -10,7 +10,6 @@ import (
 
 	"google.golang.org/protobuf/types/known/timestamppb"
 
-	receiptdv1 "github.com/sandbox-agent/sandbox-agent/api/receiptd/v1"
 	sandboxv1 "github.com/sandbox-agent/sandbox-agent/api/sandbox/v1"
 	"github.com/sandbox-agent/sandbox-agent/internal/agent/events"
 	"github.com/sandbox-agent/sandbox-agent/internal/agent/journal"
@@ -78,6 +77,8 @@ func (a *Agent) claimID(id, digest string) (*session, error) {
 	switch s := a.sessions[id]; {
 	case a.closed:
 		return nil, fmt.Errorf("%w: the agent is shutting down: ask again", ErrUnavailable)
+	case a.draining.Load() && a.sessions[id] == nil:
+		return nil, errDraining
 	case a.creating[id]:
 		return nil, fmt.Errorf("%w: session_id %q is just being created: wait for that call", ErrExists, id)
 	case s != nil && s.requestDigest() == digest:
@@ -150,6 +151,10 @@ func (a *Agent) makeSession(ctx context.Context, r *sandboxv1.CreateSessionReque
 			err = alsoSay(err, workspace.Undo(ctx, ws))
 		}
 	}()
+	grants, err := newGrantSet(r.GetGrants(), a.cfg.Workspace.AllowEnv)
+	if err != nil {
+		return nil, err
+	}
 	s := newSession(a, sessionRecord{
 		ID: r.GetSessionId(), RequestDigest: digest, OwnerEpoch: 1, State: Idle, CreatedAt: time.Now().UTC(),
 		Workspace: ws, GitLayout: w.GetGitLayout(), Runtime: r.GetRuntime(), Network: r.GetNetwork().GetMode(), Env: r.GetEnv(),
@@ -157,6 +162,7 @@ func (a *Agent) makeSession(ctx context.Context, r *sandboxv1.CreateSessionReque
 		Caches:    cacheRecords(r.GetCaches()),
 		Notes:     notesOf(a.cfg.Workspace, w.GetGitLayout(), found),
 	})
+	grants.take(s, &s.rec)
 	if err := s.setUp(ctx); err != nil {
 		return nil, err
 	}
@@ -237,7 +243,7 @@ func upper(s string) string {
 // never had a sandbox that anyone was told of. Without evidence it stays, UNCERTAIN. The worktree and branch that were
 // made for it go too, unless a sandbox was ever ready there. They go first, while the worktree is still reserved.
 func (s *session) undo(ctx context.Context) error {
-	if s.state() != Idle {
+	if st := s.state(); st != Idle && st != GrantsRequired {
 		return fmt.Errorf("session %s is kept, because its workspace is still reserved: retire or delete it later", s.id)
 	}
 	s.mu.Lock()
@@ -413,27 +419,6 @@ func (s *session) retire(ctx context.Context, check func() error, why string, th
 	return evidence, nil
 }
 
-// cancelRunning asks receiptd to end the command that runs now. What comes of it is seen from its receipt.
-func (s *session) cancelRunning() {
-	s.mu.Lock()
-	e, sb := s.running, s.sandbox
-	s.mu.Unlock()
-	if e == nil || sb == nil {
-		return
-	}
-	select {
-	case <-e.started:
-	case <-e.done:
-		return
-	}
-	ctx, cancel := context.WithTimeout(s.agent.ctx, attachTimeout)
-	defer cancel()
-	if _, err := sb.receiptd.Cancel(ctx, &receiptdv1.CancelRequest{AttachEpoch: sb.epoch, ExecId: e.intent.ExecID}); err != nil {
-		s.log.Warn("command not cancelled, the sandbox is stopped under it", "exec", e.intent.ExecID, "error", err)
-		sb.conn.Close()
-	}
-}
-
 // DeleteSession stops the sandbox with evidence and forgets the session and its exec records. The worktree, what the agent
 // keeps for it, the receipts and the keys stay on disk; the id is never used again.
 func (a *Agent) DeleteSession(ctx context.Context, r *sandboxv1.DeleteSessionRequest) (*sandboxv1.Evidence, error) {
@@ -459,7 +444,7 @@ func (s *session) bury() error {
 }
 
 func (a *Agent) clearExecs(session string) error {
-	for _, prefix := range []string{execKey(session, ""), openKey(session, "")} {
+	for _, prefix := range []string{execKey(session, ""), openKey(session, ""), expiredKey(session, ""), sweptKey(session, "")} {
 		var ops []journal.Op
 		err := a.journal.Scan(prefix, "", func(key string, _ []byte) error {
 			ops = append(ops, journal.Delete(key))

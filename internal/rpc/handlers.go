@@ -21,10 +21,7 @@ func register(server *connect.Server, a *agent.Agent) {
 	grpcreflect.Register(server)
 }
 
-type sessions struct {
-	sandboxv1connect.UnimplementedSessionServiceHandler // UpdateGrants
-	agent                                               *agent.Agent
-}
+type sessions struct{ agent *agent.Agent }
 
 func (h *sessions) CreateSession(ctx context.Context, r *sandboxv1.CreateSessionRequest) (*sandboxv1.CreateSessionResponse, error) {
 	s, err := h.agent.CreateSession(ctx, r)
@@ -56,6 +53,14 @@ func (h *sessions) ListSessions(ctx context.Context, r *sandboxv1.ListSessionsRe
 		return nil, err
 	}
 	return &sandboxv1.ListSessionsResponse{Sessions: page, NextPageToken: next}, nil
+}
+
+func (h *sessions) UpdateGrants(ctx context.Context, r *sandboxv1.UpdateGrantsRequest) (*sandboxv1.UpdateGrantsResponse, error) {
+	s, err := h.agent.UpdateGrants(ctx, r)
+	if err != nil {
+		return nil, err
+	}
+	return &sandboxv1.UpdateGrantsResponse{Session: s}, nil
 }
 
 func (h *sessions) RetireSandbox(ctx context.Context, r *sandboxv1.RetireSandboxRequest) (*sandboxv1.RetireSandboxResponse, error) {
@@ -97,8 +102,7 @@ func (h *git) Harvest(ctx context.Context, r *sandboxv1.HarvestRequest) (*sandbo
 }
 
 type execs struct {
-	sandboxv1connect.UnimplementedExecServiceHandler // CancelExec
-	agent                                            *agent.Agent
+	agent *agent.Agent
 }
 
 func (h *execs) Exec(ctx context.Context, r *sandboxv1.ExecRequest) (*sandboxv1.ExecResponse, error) {
@@ -125,6 +129,14 @@ func (h *execs) ListExecs(ctx context.Context, r *sandboxv1.ListExecsRequest) (*
 	return &sandboxv1.ListExecsResponse{Execs: page, NextPageToken: next}, nil
 }
 
+func (h *execs) CancelExec(ctx context.Context, r *sandboxv1.CancelExecRequest) (*sandboxv1.CancelExecResponse, error) {
+	result, err := h.agent.CancelExec(ctx, r)
+	if err != nil {
+		return nil, err
+	}
+	return &sandboxv1.CancelExecResponse{Result: result}, nil
+}
+
 type node struct {
 	sandboxv1connect.UnimplementedNodeServiceHandler // CheckNode
 	agent                                            *agent.Agent
@@ -136,4 +148,12 @@ func (h *node) GetNodeInfo(ctx context.Context, _ *sandboxv1.GetNodeInfoRequest)
 		info.PeerUid = p.uid
 	}
 	return info, nil
+}
+
+func (h *node) DrainNode(ctx context.Context, r *sandboxv1.DrainNodeRequest) (*sandboxv1.DrainNodeResponse, error) {
+	list, err := h.agent.DrainNode(ctx, r)
+	if err != nil {
+		return nil, err
+	}
+	return &sandboxv1.DrainNodeResponse{Sessions: list}, nil
 }
