@@ -103,7 +103,7 @@ at() { export GIT_AUTHOR_DATE="@$((1800000000 + $1 * 60)) +0000" GIT_COMMITTER_D
 
 // history is what each clone begins with: branches that merge with main, and one that doesn't.
 const history = preamble + `set -e; at 0
-mkdir dir; printf '%s\n' one two three > a; printf '%s\n' one two three > b; echo inside > dir/c; echo '*.o' > .gitignore
+mkdir dir; printf '%s\n' one two three > a; printf '%s\n' one two three > b; echo inside > dir/c; echo far.git > .gitignore
 git add .; git commit -qm First; git tag v1
 at 1; git checkout -qb side; sed -i 's/two/two of side/' a; git commit -qam 'Side changes a'; echo side > s; git add s; git commit -qm 'Side adds s'
 at 2; git checkout -q main; git checkout -qb other; echo other >> dir/c; git commit -qam 'Other changes c'

@@ -132,7 +132,7 @@ func TestP11ARandomSequenceGivesWhatItGivesInAnOrdinaryClone(t *testing.T) {
 			rapid.Check(t, func(t *rapid.T) {
 				p := newPair(t, a, from, c.layout)
 				defer p.close(t)
-				for range rapid.IntRange(3, 6).Draw(t, "execs") {
+				for range rapid.IntRange(2, 5).Draw(t, "execs") {
 					p.both(t, drawCommands(t, c.layout, singles)...)
 					p.arrived(t, "refs/heads/work")
 					if command := fill(t, pick(t, "host", host)); command != "" {
