@@ -102,6 +102,9 @@ func (s *session) drain(over context.Context) *sandboxv1.DrainedSession {
 	}
 	if err != nil {
 		reason = err.Error()
+		if evidence == nil {
+			evidence = &runtime.Evidence{} // none of it, not none needed
+		}
 	}
 	return &sandboxv1.DrainedSession{SessionId: s.id, Evidence: evidenceProto(evidence), Reason: reason}
 }

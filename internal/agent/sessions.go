@@ -118,6 +118,14 @@ func (s *session) requestDigest() string {
 // makeSession looks at the disk, reserves the worktree and records the session.
 func (a *Agent) makeSession(ctx context.Context, r *sandboxv1.CreateSessionRequest, digest string) (_ *session, err error) {
 	w := r.GetWorkspace()
+	grants, err := newGrantSet(r.GetGrants(), a.cfg.Workspace.AllowEnv)
+	if err != nil {
+		return nil, err
+	}
+	// Not with the rest of the request's checks: the same request finds its session also once they have expired.
+	if err := grants.checkFresh(); err != nil {
+		return nil, err
+	}
 	if err := a.reserveWorkspace(w.GetWorktree(), r.GetSessionId()); err != nil {
 		return nil, err
 	}
@@ -151,10 +159,6 @@ func (a *Agent) makeSession(ctx context.Context, r *sandboxv1.CreateSessionReque
 			err = alsoSay(err, workspace.Undo(ctx, ws))
 		}
 	}()
-	grants, err := newGrantSet(r.GetGrants(), a.cfg.Workspace.AllowEnv)
-	if err != nil {
-		return nil, err
-	}
 	s := newSession(a, sessionRecord{
 		ID: r.GetSessionId(), RequestDigest: digest, OwnerEpoch: 1, State: Idle, CreatedAt: time.Now().UTC(),
 		Workspace: ws, GitLayout: w.GetGitLayout(), Runtime: r.GetRuntime(), Network: r.GetNetwork().GetMode(), Env: r.GetEnv(),

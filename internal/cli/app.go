@@ -55,6 +55,7 @@ func newApp(stdout, stderr io.Writer) *cli.Command {
 			workspaceCommand(),
 			eventsCommand(),
 			receiptCommand(),
+			drainCommand(),
 			checkCommand(),
 			versionCommand(),
 			demoCommand(),

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"maps"
-	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -15,7 +14,6 @@ import (
 	"time"
 
 	"github.com/urfave/cli/v3"
-	"google.golang.org/protobuf/encoding/protojson"
 
 	sandboxv1 "github.com/sandbox-agent/sandbox-agent/api/sandbox/v1"
 )
@@ -35,10 +33,13 @@ func sessionCommand() *cli.Command {
 				Flags: clientFlags(), Action: runSessionList,
 			},
 			{
-				Name: "grants", Usage: "replace a session's grants; its sandbox is retired (not in this version)", ArgsUsage: "SESSION --file FILE",
-				Description: "FILE is JSON: {\"grants\": [{\"name\": …, \"files\": [{\"path\": …, \"content\": base64}], \"env\": {…}}]}.",
-				Flags: clientFlags(ownerEpochFlag(),
-					&cli.StringFlag{Name: "file", Usage: "the grants as JSON in `FILE`"}),
+				Name: "grants", Usage: "replace a session's grants, all of them; what has the old ones is ended", ArgsUsage: "SESSION",
+				Description: "A command finds a grant's files in /run/grants/NAME, in memory and read-only, and its variables in its environment.\n" +
+					"The running command is ended, those that wait never run, the sandbox is retired, and the next generation is\n" +
+					"started. Without a grant the session has none any more. The file of --grants is JSON:\n" +
+					"{\"grants\": [{\"name\": …, \"files\": [{\"path\": …, \"content\": base64}], \"env\": {…}, \"expiresAt\": \"2030-01-01T00:00:00Z\"}]}.",
+				Flags: clientFlags(append(grantFlags(), ownerEpochFlag(),
+					&cli.BoolFlag{Name: "none", Usage: "take all grants away"})...),
 				Action: runSessionGrants,
 			},
 			{
@@ -70,7 +71,7 @@ func sessionCreateCommand() *cli.Command {
 		Usage: "make a session for a repository, and start its sandbox",
 		Description: "The session works in a linked worktree of the repository: an existing one (--worktree), or a new one on\n" +
 			"a new branch (--branch). Prints the session's id.",
-		Flags: clientFlags(
+		Flags: clientFlags(append(grantFlags(),
 			&cli.StringFlag{Name: "repo", Usage: "the base clone, `PATH`"},
 			&cli.StringFlag{Name: "branch", Usage: "branch of a worktree that is made"},
 			&cli.StringFlag{Name: "worktree", Usage: "the worktree's `PATH` (default: <first workspace root>/<session>)"},
@@ -86,7 +87,7 @@ func sessionCreateCommand() *cli.Command {
 			&cli.FloatFlag{HideDefault: true, Name: "cpus", Usage: "CPUs of a command, in cores"},
 			&cli.StringFlag{Name: "memory", Usage: "memory of a command: bytes, or with KiB, MiB, GiB"},
 			&cli.Int64Flag{HideDefault: true, Name: "pids", Usage: "processes and threads of a command"},
-		),
+		)...),
 		Action: runSessionCreate,
 	}
 }
@@ -131,6 +132,10 @@ func createRequest(c *cli.Command) (*sandboxv1.CreateSessionRequest, error) {
 	if err != nil {
 		return nil, err
 	}
+	grants, err := grantsOf(c)
+	if err != nil {
+		return nil, err
+	}
 	memory, err := parseBytes(c.String("memory"))
 	if err != nil {
 		return nil, fmt.Errorf("--memory: %w", err)
@@ -145,6 +150,7 @@ func createRequest(c *cli.Command) (*sandboxv1.CreateSessionRequest, error) {
 		Network:   &sandboxv1.Network{Mode: c.String("network"), Allow: c.StringSlice("network-allow")},
 		Env:       env,
 		Caches:    caches,
+		Grants:    grants,
 	}, nil
 }
 
@@ -234,6 +240,7 @@ func showSession(out io.Writer, s *sandboxv1.Session) error {
 	for _, x := range s.Caches {
 		row("cache", cacheText(x))
 	}
+	row("grants", strings.Join(s.GrantNames, " "))
 	if b := s.GetSandbox(); b != nil {
 		row("sandbox", fmt.Sprintf("%s (%s, %s)", b.Id, b.Runtime, b.State))
 		if b.StartedAt != nil {
@@ -375,35 +382,6 @@ func runSessionList(ctx context.Context, c *cli.Command) error {
 		fmt.Fprintf(w, "%s\t%s\t%d\t%s\t%s\n", s.SessionId, s.State, s.Generation, s.GetWorkspace().GetBranch(), s.GetWorkspace().GetWorktree())
 	}
 	return w.Flush()
-}
-
-func runSessionGrants(ctx context.Context, c *cli.Command) error {
-	a, err := args(c, "SESSION")
-	if err != nil {
-		return err
-	}
-	file := c.String("file")
-	if file == "" {
-		return usagef("session grants needs --file: the grants as JSON")
-	}
-	b, err := os.ReadFile(file)
-	if err != nil {
-		return fmt.Errorf("reading the grants: %w", err)
-	}
-	req := &sandboxv1.UpdateGrantsRequest{}
-	if err := protojson.Unmarshal(b, req); err != nil {
-		return fmt.Errorf("reading the grants in %s: %w", file, err)
-	}
-	req.SessionId, req.OwnerEpoch = a[0], c.Uint64("owner-epoch")
-	cl := newClient(c)
-	res, err := cl.Sessions.UpdateGrants(ctx, req)
-	if err != nil {
-		return cl.Explain("replacing the grants of session "+a[0], err)
-	}
-	if c.Bool("json") {
-		return printJSON(c.Root().Writer, res.GetSession())
-	}
-	return showSession(c.Root().Writer, res.GetSession())
 }
 
 func runSessionRetire(ctx context.Context, c *cli.Command) error {

@@ -1,8 +1,17 @@
 package rpc
 
 import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+
 	"connectrpc.com/connect/v2"
 	"connectrpc.com/connect/v2/connectproto"
+	"google.golang.org/protobuf/proto"
+
+	sandboxv1 "github.com/sandbox-agent/sandbox-agent/api/sandbox/v1"
 )
 
 // codecs are connect's own, but JSON with a field that the API doesn't have is refused: a mistyped "timeoutSeconds"
@@ -11,5 +20,32 @@ import (
 func codecs() []connect.Codec {
 	json := connectproto.NewJSONCodec()
 	json.UnmarshalOptions.DiscardUnknown = false
-	return []connect.Codec{connectproto.NewBinaryCodec(), json}
+	return []connect.Codec{connectproto.NewBinaryCodec(), discreet{json}}
+}
+
+// discreet keeps a grant's content out of the error of a request that can't be read: errors are logged.
+type discreet struct{ *connectproto.JSONCodec }
+
+func (d discreet) UnmarshalRead(ctx context.Context, src io.Reader, msg any) error {
+	err := d.JSONCodec.UnmarshalRead(ctx, src, msg)
+	switch msg.(type) {
+	case *sandboxv1.CreateSessionRequest, *sandboxv1.UpdateGrantsRequest:
+		return WithoutContent(err)
+	}
+	return err
+}
+
+// WithoutContent leaves the place and the kind of a fault in JSON, and takes away what the parser quotes of it, which may
+// be a secret. Names of fields stay; other errors are given back as they are.
+func WithoutContent(err error) error {
+	if !errors.Is(err, proto.Error) {
+		return err
+	}
+	msg := strings.ReplaceAll(err.Error(), "\u00a0", " ") // protobuf varies its blanks on purpose
+	for _, quoted := range []string{": \"", "unexpected token", "invalid value", "invalid escape"} {
+		if head, _, cut := strings.Cut(msg, quoted); cut {
+			msg = strings.TrimRight(head, ": ") + ": a value is not what it must be"
+		}
+	}
+	return fmt.Errorf("%s", msg)
 }

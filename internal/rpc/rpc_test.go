@@ -247,7 +247,7 @@ func TestCurlWithJSONRunsACommand(t *testing.T) {
 	require.NotContains(t, v, "code", v["message"])
 	v = curl(sandboxv1connect.GitServiceGitProcedure, `{"sessionId":"j","args":["-c","core.pager=sh","log"]}`)
 	require.Equal(t, "invalid_argument", v["code"])
-	v = curl(sandboxv1connect.SessionServiceUpdateGrantsProcedure, `{}`)
+	v = curl(sandboxv1connect.NodeServiceCheckNodeProcedure, `{}`)
 	require.Equal(t, "unimplemented", v["code"])
 	v = curl(sandboxv1connect.ExecServiceExecProcedure, `{"sessionId":"j","command":"true","timeout":5}`)
 	require.Equal(t, "invalid_argument", v["code"], "a limit that nobody understood must not be dropped")
