@@ -24,7 +24,7 @@ func (w *world) everything() string {
 	var b strings.Builder
 	b.WriteString(w.host("for-each-ref"))
 	for _, name := range []string{"HEAD", "index"} {
-		b.WriteString(read(w.T, w.meta+"/"+name))
+		b.WriteString(read(w, w.meta+"/"+name))
 	}
 	return b.String()
 }

@@ -79,8 +79,13 @@ func decide(d decision) (verdict, error) {
 // changedRefs are the names whose ids differ, in order.
 func changedRefs(before, now refs) []string {
 	var out []string
-	for name := range union(before, now) {
-		if before[name] != now[name] {
+	for name, id := range now {
+		if before[name] != id {
+			out = append(out, name)
+		}
+	}
+	for name := range before {
+		if _, there := now[name]; !there {
 			out = append(out, name)
 		}
 	}

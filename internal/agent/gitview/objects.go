@@ -176,11 +176,10 @@ func (v *View) negatives(base refs) []string {
 		}
 	}
 	add(base[v.branch()])
-	names := sortedKeys(base)
 	for _, onlyHeads := range []bool{true, false} {
-		for _, name := range names {
+		for name, id := range base {
 			if strings.HasPrefix(name, heads) == onlyHeads {
-				add(base[name])
+				add(id)
 			}
 		}
 	}

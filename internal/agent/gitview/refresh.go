@@ -111,10 +111,9 @@ func (v *View) bringInRefs(ctx context.Context, j *jails, base snapshot) error {
 	}
 	var moves []move
 	agreed := refs{}
-	for name := range union(base.ids, v.snapshot.ids) {
+	for _, name := range changedRefs(v.snapshot.ids, base.ids) {
 		was, is, has := v.snapshot.ids[name], base.ids[name], private.ids[name]
 		switch {
-		case was == is:
 		case has == is:
 			agreed[name] = is
 		case has == was:
@@ -159,16 +158,6 @@ func (s snapshot) set(name, id string) {
 	}
 }
 
-func union(a, b refs) map[string]struct{} {
-	out := make(map[string]struct{}, len(a))
-	for _, m := range []refs{a, b} {
-		for k := range m {
-			out[k] = struct{}{}
-		}
-	}
-	return out
-}
-
 // rewriteRefs writes all private refs as one file, with the moves made.
 func (v *View) rewriteRefs(ctx context.Context, s *gitjail.Session, private snapshot, moves []move) error {
 	if _, err := s.Run(ctx, "pack-refs", "--all", "--prune"); err != nil {
@@ -183,9 +172,9 @@ func (v *View) rewriteRefs(ctx context.Context, s *gitjail.Session, private snap
 }
 
 func (v *View) bringInSymbolic(ctx context.Context, s *gitjail.Session, base, private refs) error {
-	for name := range union(base, v.snapshot.symbolic) {
+	for _, name := range changedRefs(v.snapshot.symbolic, base) {
 		was, is, has := v.snapshot.symbolic[name], base[name], private[name]
-		if was == is || has != was && has != is {
+		if has != was && has != is {
 			continue
 		}
 		args := []string{"symbolic-ref", name, is}

@@ -20,18 +20,18 @@ const uid = 1234 // owns a test's repository
 
 // world is a repository with a linked worktree on the branch "topic", and a session's view of it.
 type world struct {
-	*testing.T
+	testing.TB
 	repo, wt, git, meta string
 	o                   Options
 	v                   *View
 }
 
 // newWorld has prepare change the repository before the session is made.
-func newWorld(t *testing.T, prepare ...func(w *world)) *world {
+func newWorld(t testing.TB, prepare ...func(w *world)) *world {
 	t.Helper()
 	testkit.Need(t, testkit.Root, testkit.Git, testkit.UserNamespaces, testkit.MountAPI)
 	testkit.Leaks(t)
-	w := &world{T: t, repo: testkit.Repo(t, uid)}
+	w := &world{TB: t, repo: testkit.Repo(t, uid)}
 	w.wt, w.git = testkit.Worktree(t, uid, w.repo, "topic"), filepath.Join(w.repo, ".git")
 	w.meta = filepath.Join(w.git, "worktrees", "wt-topic")
 	for _, p := range prepare {
@@ -118,7 +118,7 @@ func (w *world) sound() {
 	require.Empty(w, w.host("fsck", "--full", "--strict", "--no-dangling"))
 }
 
-func write(t *testing.T, path, content string) {
+func write(t testing.TB, path, content string) {
 	t.Helper()
 	require.NoError(t, os.WriteFile(path, []byte(content), 0o644))
 	require.NoError(t, os.Lchown(path, uid, uid))
@@ -137,7 +137,7 @@ func TestACommitReachesTheBaseClone(t *testing.T) {
 	require.Equal(t, Harvest{Status: Unchanged}, h)
 }
 
-func read(t *testing.T, path string) string {
+func read(t testing.TB, path string) string {
 	t.Helper()
 	b, err := os.ReadFile(path)
 	require.NoError(t, err)
