@@ -50,6 +50,9 @@ type Jail struct {
 	Timeout time.Duration
 	// Output is how many bytes of each stream are kept; 0 is DefaultOutput.
 	Output int
+	// Finish lets a Session's run come to its end when the agent is killed: a Git that dies while it writes refs leaves
+	// their locks behind, which nobody may take away. It is for short runs.
+	Finish bool
 }
 
 // Same is a mount of a folder at its own path, writable.

@@ -44,6 +44,7 @@ type jailSpec struct {
 	Mounts []Mount      `json:"mounts"`
 	// Session: it serves calls from its socket instead of being one run of Git.
 	Session bool `json:"session"`
+	Finish  bool `json:"finish"`
 }
 
 // init and not a call in main: every program that links this package, test binaries included, can be a jail.
@@ -84,7 +85,7 @@ func becomeGit() error {
 	if err := bound(); err != nil {
 		return err
 	}
-	if err := giveUpPrivileges(spec.Owner); err != nil {
+	if err := giveUpPrivileges(spec.Owner, spec.Finish); err != nil {
 		return err
 	}
 	if err := os.Chdir(spec.Dir); err != nil {
@@ -287,8 +288,9 @@ func bound() error {
 	return nil
 }
 
-// giveUpPrivileges becomes the owner, for good, with no capability: also where the owner is root.
-func giveUpPrivileges(o hostfs.Owner) error {
+// giveUpPrivileges becomes the owner, for good, with no capability: also where the owner is root. With finish it goes on
+// when the agent ends.
+func giveUpPrivileges(o hostfs.Owner, finish bool) error {
 	for c := uintptr(0); c < 64; c++ {
 		if err := unix.Prctl(unix.PR_CAPBSET_DROP, c, 0, 0, 0); err == unix.EINVAL {
 			break // past the kernel's last capability
@@ -312,6 +314,9 @@ func giveUpPrivileges(o hostfs.Owner) error {
 	}
 	if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
 		return fmt.Errorf("setting no_new_privs: %w", err)
+	}
+	if finish {
+		return nil
 	}
 	// Git must not outlive the agent: a later one would find a worktree that is still being written. The change of uid has
 	// cleared what was set before.

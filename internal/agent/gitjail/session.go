@@ -94,7 +94,7 @@ func (j Jail) Start(ctx context.Context) (*Session, error) {
 	s := &Session{jail: j, conn: conn.(*net.UnixConn), end: cancel, done: make(chan struct{}), said: &boundedBuffer{max: stderrOutput}}
 	cmd := exec.CommandContext(ctx, "/proc/self/exe")
 	cmd.Args[0] = jailName
-	cmd.Env = append(append(gitguard.Env(), j.Env...), jailSpec{Owner: j.Owner, Dir: j.Dir, Mounts: j.Mounts, Session: true}.variable())
+	cmd.Env = append(append(gitguard.Env(), j.Env...), jailSpec{Owner: j.Owner, Dir: j.Dir, Mounts: j.Mounts, Session: true, Finish: j.Finish}.variable())
 	cmd.Stderr = s.said
 	cmd.ExtraFiles = []*os.File{theirs}
 	cmd.SysProcAttr = jailAttr()

@@ -413,7 +413,7 @@ func (h *harvest) tryRefs(ctx context.Context, apart bool) error {
 	why := "sandbox-agent: harvest of session " + v.o.SessionID
 	if apart {
 		h.moveApart(ctx, s, why, moves)
-	} else if err := runMoves(ctx, s, nil, why, moves); err != nil {
+	} else if err := runMoves(unbroken(ctx), s, nil, why, moves); err != nil {
 		return err
 	}
 	h.wrote = true
@@ -424,7 +424,7 @@ func (h *harvest) tryRefs(ctx context.Context, apart bool) error {
 func (h *harvest) moveApart(ctx context.Context, s *gitjail.Session, why string, moves []move) {
 	parts := apartByName(moves)
 	for _, m := range slices.Concat(parts[0], parts[1]) {
-		if err := runMoves(ctx, s, nil, why, []move{m}); err != nil {
+		if err := runMoves(unbroken(ctx), s, nil, why, []move{m}); err != nil {
 			h.again = true
 			h.say("%s was not written: %v", m.ref, err)
 			h.verdict.moves = slices.DeleteFunc(h.verdict.moves, func(x move) bool { return x.ref == m.ref })

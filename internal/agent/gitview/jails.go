@@ -29,8 +29,8 @@ func (v *View) baseJail() gitjail.Jail {
 	c := v.o.Workspace.CommonDir
 	return gitjail.Jail{
 		Owner: v.o.Workspace.Owner, Dir: c, Timeout: stepTimeout, Output: keptOutput,
-		Mounts: []gitjail.Mount{gitjail.Same(c)},
-		Env:    []string{"GIT_DIR=" + c, "GIT_COMMON_DIR=" + c},
+		Mounts: []gitjail.Mount{gitjail.Same(c)}, Finish: true,
+		Env: []string{"GIT_DIR=" + c, "GIT_COMMON_DIR=" + c},
 	}
 }
 
@@ -79,7 +79,14 @@ type jails struct {
 
 func (v *View) jails(ctx context.Context) *jails { return &jails{v: v, ctx: ctx} }
 
-func (j *jails) inBase() (*gitjail.Session, error) { return start(j.ctx, &j.base, j.v.baseJail()) }
+// inBase is not ended by the caller's context, but by each call's: see unbroken.
+func (j *jails) inBase() (*gitjail.Session, error) {
+	return start(context.WithoutCancel(j.ctx), &j.base, j.v.baseJail())
+}
+
+// unbroken is for a call that writes refs of the base clone: a Git that is killed leaves their locks behind. Its time limit
+// ends it all the same.
+func unbroken(ctx context.Context) context.Context { return context.WithoutCancel(ctx) }
 
 func (j *jails) inPrivate() (*gitjail.Session, error) {
 	return start(j.ctx, &j.private, j.v.privateJail())

@@ -150,7 +150,8 @@ func TestOtherFormatsOfARepository(t *testing.T) {
 			top := filepath.Dir(testkit.Repo(t, uid))
 			repo := filepath.Join(top, `a repo, "quoted" and with ä`)
 			if out, err := run(top, "git", "init", "-q", "-b", "main", format, repo); err != nil {
-				t.Skipf("this test needs a Git that knows %s: %s", format, out)
+				said, _, _ := strings.Cut(out, "\n")
+				t.Skipf("this test needs a Git that knows %s: %s", format, said)
 			}
 			w := &world{TB: t, repo: repo, git: repo + "/.git", wt: filepath.Join(top, "wt ä")}
 			testkit.GitAs(t, uid, repo, "commit", "-q", "--allow-empty", "-m", "First")

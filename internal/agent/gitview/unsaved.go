@@ -180,7 +180,7 @@ func (r record) removeMirror(ctx context.Context) ([]string, error) {
 		if len(moves) == 0 {
 			continue
 		}
-		if err := runMoves(ctx, s, nil, "sandbox-agent: workspace deleted", moves); err != nil {
+		if err := runMoves(unbroken(ctx), s, nil, "sandbox-agent: workspace deleted", moves); err != nil {
 			return removed, err
 		}
 		removed = append(removed, fmt.Sprintf("%s/ (%d refs)", mirrorOf(session), len(moves)))

@@ -90,7 +90,7 @@ func (h *harvest) exportHead(ctx context.Context) error {
 		args = []string{"symbolic-ref", "HEAD", name}
 	}
 	step("before HEAD")
-	if _, err := s.RunCall(ctx, gitjail.Call{Args: args, Env: v.inMeta()}); err != nil {
+	if _, err := s.RunCall(unbroken(ctx), gitjail.Call{Args: args, Env: v.inMeta()}); err != nil {
 		return err
 	}
 	v.state.Head, v.state.BaseHead, h.wrote = h.head, want, true

@@ -1,0 +1,108 @@
+package gitjail
+
+import (
+	"bytes"
+	"context"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/sandbox-agent/sandbox-agent/internal/agent/hostfs"
+	"github.com/sandbox-agent/sandbox-agent/internal/testkit"
+)
+
+const uid = 1234
+
+func jailOf(t *testing.T) Jail {
+	t.Helper()
+	testkit.Need(t, testkit.Root, testkit.Git, testkit.MountAPI)
+	testkit.Leaks(t)
+	c := filepath.Join(testkit.Repo(t, uid), ".git")
+	return Jail{
+		Owner: hostfs.Owner{UID: uid, GID: uid}, Dir: c, Mounts: []Mount{Same(c)}, Env: []string{"GIT_DIR=" + c},
+	}
+}
+
+func started(t *testing.T, j Jail) *Session {
+	t.Helper()
+	s, err := j.Start(t.Context())
+	require.NoError(t, err)
+	t.Cleanup(s.Close)
+	return s
+}
+
+func TestASessionRunsOneCallAfterTheOther(t *testing.T) {
+	s := started(t, jailOf(t))
+	id, err := s.Run(t.Context(), "rev-parse", "HEAD")
+	require.NoError(t, err)
+	r, err := s.Do(t.Context(), Call{Args: []string{"rev-parse", "--verify", "-q", "none"}})
+	require.NoError(t, err)
+	require.Equal(t, 1, r.ExitCode)
+	_, err = s.Run(t.Context(), "no-such-command")
+	require.ErrorIs(t, err, ErrGit)
+	require.ErrorContains(t, err, "no-such-command")
+	out, err := s.RunCall(t.Context(), Call{Args: []string{"cat-file", "--batch-check"}, Stdin: strings.NewReader(id), Env: []string{"X=\xff y"}})
+	require.NoError(t, err)
+	require.Contains(t, out, " commit ")
+}
+
+func TestTwoSessionsAreJoinedByAPipe(t *testing.T) {
+	from, to := started(t, jailOf(t)), started(t, jailOf(t))
+	big := bytes.Repeat([]byte("0123456789abcde\n"), 1<<16)
+	id, err := from.RunCall(t.Context(), Call{Args: []string{"hash-object", "-w", "--stdin"}, Stdin: bytes.NewReader(big)})
+	require.NoError(t, err)
+	r, w, err := os.Pipe()
+	require.NoError(t, err)
+	sent := make(chan error, 1)
+	go func() {
+		_, err := from.RunCall(t.Context(), Call{Args: []string{"cat-file", "blob", strings.TrimSpace(id)}, Stdout: w})
+		sent <- err
+	}()
+	got, err := to.RunCall(t.Context(), Call{Args: []string{"hash-object", "--stdin"}, Stdin: r})
+	require.NoError(t, err)
+	require.NoError(t, <-sent)
+	require.Equal(t, id, got)
+}
+
+func TestP12ASessionsGitHasTheOwnersIdsAndNoPrivilege(t *testing.T) {
+	for _, owner := range []uint32{uid, 0} {
+		j := jailOf(t)
+		if owner == 0 {
+			j.Owner = hostfs.Owner{}
+			require.NoError(t, exec.Command("chown", "-R", "0:0", filepath.Dir(j.Dir)).Run())
+		}
+		s := started(t, j)
+		out, err := s.Run(t.Context(), "-c", "alias.x=!grep -E '^(Uid|CapEff|CapPrm|CapBnd|NoNewPrivs):' /proc/self/status; cat /proc/1/environ", "x")
+		// The first process is closed to Git, root's too: the last command fails.
+		require.Error(t, err, out)
+		out, err = s.Run(t.Context(), "-c", "alias.x=!grep -E '^(Uid|CapEff|CapPrm|CapBnd|NoNewPrivs):' /proc/self/status", "x")
+		require.NoError(t, err)
+		for _, want := range []string{"CapPrm:\t0000000000000000", "CapEff:\t0000000000000000", "CapBnd:\t0000000000000000", "NoNewPrivs:\t1"} {
+			require.Contains(t, out, want)
+		}
+	}
+}
+
+func TestASessionEndsWithItsTimeItsContextAndItsClose(t *testing.T) {
+	j := jailOf(t)
+	s := started(t, j)
+	_, err := s.RunCall(t.Context(), Call{Args: []string{"-c", "alias.x=!sleep 100 & sleep 100", "x"}, Timeout: 100 * time.Millisecond})
+	require.ErrorIs(t, err, ErrGit)
+	require.ErrorIs(t, err, context.DeadlineExceeded)
+	require.True(t, s.Ended())
+	_, err = s.Run(t.Context(), "version")
+	require.ErrorIs(t, err, ErrGit)
+
+	ctx, cancel := context.WithCancel(t.Context())
+	s, err = j.Start(ctx)
+	require.NoError(t, err)
+	defer s.Close()
+	cancel()
+	_, err = s.Run(t.Context(), "version")
+	require.Error(t, err)
+}
