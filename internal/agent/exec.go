@@ -163,10 +163,12 @@ func (s *session) execute(e *execution) {
 		s.refuse(e, err)
 		return
 	}
+	point("exec.ready")
 	if err := s.refresh(context.Background()); err != nil {
 		s.refuse(e, err)
 		return
 	}
+	point("exec.refreshed")
 	stream, err := s.launch(e, sb)
 	if err != nil {
 		s.refuse(e, err)
@@ -211,6 +213,10 @@ func (e *execution) step(event ExecEvent) (from ExecPhase, effects ExecEffects, 
 func (s *session) launch(e *execution, sb *attached) (receiptdv1.Receiptd_ExecClient, error) {
 	s.startMu.Lock()
 	defer s.startMu.Unlock()
+	nonce, err := hex.DecodeString(e.intent.Nonce)
+	if err != nil {
+		return nil, err
+	}
 	if err := s.fence(e, sb); err != nil {
 		return nil, err
 	}
@@ -218,6 +224,7 @@ func (s *session) launch(e *execution, sb *attached) (receiptdv1.Receiptd_ExecCl
 	if err != nil { // it was cancelled while the sandbox was made ready
 		return nil, errors.Join(err, s.apply(EvExecEnd, "", nil))
 	}
+	point("exec.fenced")
 	in := &e.intent
 	err = s.agent.journal.Update(context.Background(), effects.Durable, append(e.startedEvents(),
 		journal.Set(execKey(s.id, in.ExecID), encode(execRecord{Intent: *in})), journal.Set(openKey(s.id, in.ExecID), nil))...)
@@ -225,14 +232,11 @@ func (s *session) launch(e *execution, sb *attached) (receiptdv1.Receiptd_ExecCl
 		err = fmt.Errorf("%w: %w of exec %s: %w", ErrUnavailable, errUnrecorded, in.ExecID, err)
 		return nil, errors.Join(err, s.apply(EvExecEnd, "", nil))
 	}
+	point("intent.recorded")
 	e.startedAt = time.Now()
 	close(e.started)
 	if s.agent.cfg.Log.Commands {
 		s.log.Debug("exec starts", "exec", in.ExecID, "command", e.command)
-	}
-	nonce, err := hex.DecodeString(in.Nonce)
-	if err != nil {
-		return nil, err
 	}
 	stream, err := sb.receiptd.Exec(s.agent.ctx, &receiptdv1.ExecRequest{
 		AttachEpoch: sb.epoch, ExecId: in.ExecID, Nonce: nonce, Command: e.command, TimeoutMs: in.TimeoutMS,
@@ -242,6 +246,7 @@ func (s *session) launch(e *execution, sb *attached) (receiptdv1.Receiptd_ExecCl
 		s.log.Warn("exec not handed over", "exec", in.ExecID, "error", err)
 		return nil, nil
 	}
+	point("exec.handed-over")
 	return stream, nil
 }
 
@@ -295,6 +300,7 @@ func (s *session) follow(e *execution, sb *attached, stream receiptdv1.Receiptd_
 			e.output.publish(chunk{stream: sandboxv1.Stream(x.Output.GetStream()), offset: x.Output.GetOffset(), data: x.Output.GetData()})
 		case *receiptdv1.ExecEvent_Done:
 			go drain(stream)
+			point("exec.done")
 			return s.fromFolder(e, x.Done.GetReceiptSha256())
 		case *receiptdv1.ExecEvent_NotStarted:
 			go drain(stream)
@@ -471,6 +477,7 @@ func (s *session) conclude(e *execution, v verdict) {
 		s.finish(e, nil, fmt.Errorf("%w: %w", ErrUnavailable, errAbandoned))
 		return
 	}
+	point("exec.concluded")
 	var stopErr error
 	stopFirst := v.mayHaveRun() && (effects.StopSandbox || leftBehind(v.proven) != "")
 	if stopFirst {
@@ -482,6 +489,7 @@ func (s *session) conclude(e *execution, v verdict) {
 		h := s.harvest(context.Background())
 		harvest, result.Harvest = &h, harvestProto(h)
 	}
+	point("exec.harvested")
 	if err := s.record(e, v.proven, result, harvest, effects.Durable); err != nil {
 		if v.event != ExReceipt {
 			s.finish(e, nil, err)
@@ -490,12 +498,14 @@ func (s *session) conclude(e *execution, v verdict) {
 		// The receipt is durable: it is the answer now, and at every later question (unrecorded).
 		s.log.Error("outcome not recorded, answering from the receipt", "exec", e.intent.ExecID, "error", err)
 	}
+	point("outcome.recorded")
 	if !stopFirst {
 		stopErr = s.leave(e, v, effects)
 	}
 	if stopErr != nil {
 		s.log.Error("sandbox not stopped with evidence", "exec", e.intent.ExecID, "error", stopErr)
 	}
+	point("exec.left")
 	s.log.Info("exec ended", "exec", e.intent.ExecID, "generation", e.intent.Generation, "status", result.GetStatus().String())
 	s.finish(e, result, nil)
 }

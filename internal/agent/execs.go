@@ -154,7 +154,7 @@ func (a *Agent) GetExec(_ context.Context, r *sandboxv1.GetExecRequest) (*sandbo
 		return &sandboxv1.GetExecResponse{State: live.state()}, nil
 	}
 	result, err := s.answerOf(record)
-	if err != nil && record.Outcome == nil {
+	if err != nil && record.Outcome == nil && record.expired == nil {
 		return &sandboxv1.GetExecResponse{State: sandboxv1.ExecState_EXEC_RUNNING}, nil
 	}
 	if err != nil {

@@ -110,8 +110,8 @@ func (a *Agent) sweepRecords(all bool) {
 	}
 }
 
-// ended is an exec as retention sees it.
-type ended struct {
+// endedExec is an exec as retention sees it.
+type endedExec struct {
 	id, digest, sandbox  string
 	generation, sequence uint64
 	at                   time.Time
@@ -127,7 +127,7 @@ func (s *session) sweep(now time.Time) error {
 		return err
 	}
 	limits := s.agent.cfg.Retention
-	old := expire(list, int(limits.Execs), now.Add(-limits.Age.Std()))
+	old := toExpire(list, int(limits.Execs), now.Add(-limits.Age.Std()))
 	for batch := range slices.Chunk(old, sweepBatch) {
 		if s.agent.isClosing() {
 			return nil
@@ -145,15 +145,15 @@ func (s *session) sweep(now time.Time) error {
 	return s.removeSwept(now)
 }
 
-func (s *session) endedExecs() ([]ended, error) {
-	var list []ended
+func (s *session) endedExecs() ([]endedExec, error) {
+	var list []endedExec
 	err := s.agent.journal.Scan(execKey(s.id, ""), "", func(key string, value []byte) error {
 		var rec execRecord
 		if err := json.Unmarshal(value, &rec); err != nil {
 			return fmt.Errorf("%w: reading %s from the journal: %w", ErrDataLoss, key, err)
 		}
 		if rec.Outcome != nil {
-			list = append(list, ended{
+			list = append(list, endedExec{
 				id: rec.Intent.ExecID, digest: rec.Intent.RequestDigest, sandbox: rec.Intent.SandboxID,
 				generation: rec.Intent.Generation, sequence: rec.Sequence, at: rec.EndedAt,
 			})
@@ -163,11 +163,11 @@ func (s *session) endedExecs() ([]ended, error) {
 	return list, err
 }
 
-// expire says which execs go, the oldest first: those beyond count, and those that ended before the time given. Of each
+// toExpire says which execs go, the oldest first: those beyond count, and those that ended before the time given. Of each
 // sandbox's receipts only the first ones go, whatever the clock did meanwhile: the rest of the chain verifies.
-func expire(list []ended, count int, before time.Time) []ended {
+func toExpire(list []endedExec, count int, before time.Time) []endedExec {
 	chained, loose := split(list)
-	slices.SortFunc(chained, func(a, b ended) int {
+	slices.SortFunc(chained, func(a, b endedExec) int {
 		return cmp.Or(cmp.Compare(a.generation, b.generation), cmp.Compare(a.sequence, b.sequence))
 	})
 	// A receipt is no older than the ones that follow it.
@@ -177,7 +177,7 @@ func expire(list []ended, count int, before time.Time) []ended {
 		}
 	}
 	ordered := append(chained, loose...)
-	slices.SortStableFunc(ordered, func(a, b ended) int { return a.at.Compare(b.at) })
+	slices.SortStableFunc(ordered, func(a, b endedExec) int { return a.at.Compare(b.at) })
 	n := max(len(ordered)-count, 0)
 	for n < len(ordered) && ordered[n].at.Before(before) {
 		n++
@@ -186,7 +186,7 @@ func expire(list []ended, count int, before time.Time) []ended {
 }
 
 // split keeps those with a receipt apart from those without.
-func split(list []ended) (chained, loose []ended) {
+func split(list []endedExec) (chained, loose []endedExec) {
 	for _, e := range list {
 		if e.sequence > 0 {
 			chained = append(chained, e)
@@ -199,7 +199,7 @@ func split(list []ended) (chained, loose []ended) {
 
 // expireRecords leaves the digests of execs in place of their records, durably, before a file of theirs is touched: an
 // answer is whole or expired.
-func (s *session) expireRecords(batch []ended, now time.Time) error {
+func (s *session) expireRecords(batch []endedExec, now time.Time) error {
 	var ops []journal.Op
 	for _, e := range batch {
 		ops = append(ops, journal.Delete(execKey(s.id, e.id)),
@@ -217,6 +217,7 @@ func (s *session) expireRecords(batch []ended, now time.Time) error {
 	if err := s.agent.journal.Update(context.Background(), true, ops...); err != nil {
 		return fmt.Errorf("expiring %d exec records of session %s: %w", len(batch), s.id, err)
 	}
+	point("expire.recorded")
 	return nil
 }
 
@@ -256,6 +257,7 @@ func (s *session) removeSwept(now time.Time) error {
 			return fmt.Errorf("removing the receipts of expired execs: %w", err)
 		}
 	}
+	point("expire.removed")
 	for batch := range slices.Chunk(done, sweepBatch) {
 		if err := s.agent.journal.Update(context.Background(), false, batch...); err != nil {
 			return fmt.Errorf("recording that the receipts of expired execs are removed: %w", err)
