@@ -182,6 +182,9 @@ type attack struct {
 	prepare func(*place)
 	// strike has the command plant something, and trusted code walk into it.
 	strike func(*place)
+	// steps are several attacks of one kind, instead of strike: each has a control case of its own, and all of them are made
+	// one after the other in one session.
+	steps []step
 	// harmed says whether the attack got what it wanted; nil: something in the folder outside has changed.
 	harmed func(*place) bool
 	// sharedLimit is called in the layout shared instead of asking that nothing is harmed. It asserts what does not hold
@@ -193,14 +196,28 @@ type attack struct {
 	refusedWhenShared string
 }
 
+// step is one of several attacks.
+type step struct {
+	name string
+	// strike is as that of an attack.
+	strike func(*place)
+	// undo is a command that takes away what would hinder the next step; it is not run in the control case.
+	undo string
+}
+
 func (a attack) run(t *testing.T) {
 	t.Helper()
 	testkit.Need(t, testkit.Root, testkit.Bash, testkit.Git)
-	t.Run(control, func(t *testing.T) {
-		p := a.place(t, control)
-		a.strike(p)
-		require.True(t, a.hasHarmed(p), "the attack does not work on a plain worktree, so the test proves nothing: look at what this version of Git does")
-	})
+	if a.steps == nil {
+		a.steps = []step{{strike: a.strike}}
+	}
+	for _, s := range a.steps {
+		t.Run(strings.TrimSpace(control+" "+s.name), func(t *testing.T) {
+			p := a.place(t, control)
+			s.strike(p)
+			require.True(t, a.hasHarmed(p), "the attack does not work on a plain worktree, so the test proves nothing: look at what this version of Git does")
+		})
+	}
 	if t.Failed() {
 		return
 	}
@@ -215,7 +232,12 @@ func (a attack) run(t *testing.T) {
 				return
 			}
 			p.open()
-			a.strike(p)
+			for _, s := range a.steps {
+				s.strike(p)
+				if s.undo != "" {
+					p.command(s.undo)
+				}
+			}
 			a.holds(p)
 		})
 	}

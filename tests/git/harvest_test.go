@@ -32,28 +32,30 @@ func below(t *testing.T, dir, text string) bool {
 
 func TestP12Attack19LinksToRootsFilesWhereTheHarvestReads(t *testing.T) {
 	const secret = "-----root's key-----"
+	var steps []step
 	for _, file := range []string{"$M/index", "$M/HEAD", "$M/logs/HEAD", "$C/packed-refs", "$C/refs/heads/topic", "$C/logs/refs/heads/topic", "$C/shallow"} {
-		t.Run(strings.ReplaceAll(file, "/", " "), func(t *testing.T) {
-			attack{
-				prepare: func(p *place) {
-					require.NoError(p.t, os.WriteFile(filepath.Join(p.out, "key"), []byte(secret+"\n"), 0o600))
-				},
-				strike: func(p *place) {
-					p.command("git commit -q --allow-empty -m x; rm -f " + file + "; ln -s $OUT/key " + file)
-					if p.layout == control {
-						out, err := exec.Command("cp", "-rL", p.c, p.w+"/copied").CombinedOutput()
-						require.NoError(p.t, err, string(out))
-						return
-					}
-					p.command("git status; git commit -q --allow-empty -m y; true")
-					p.trustedFor(impatience, "commit", "--allow-empty", "-m", "z")
-				},
-				harmed: func(p *place) bool {
-					return below(p.t, p.c, secret) || below(p.t, p.w, secret) || p.agent != nil && below(p.t, p.agent.state, secret)
-				},
-			}.run(t)
-		})
+		steps = append(steps, step{name: strings.ReplaceAll(file, "/", " "), undo: "rm -f " + file + "; mv kept " + file + "; true", strike: func(p *place) {
+			p.command("git commit -q --allow-empty -m x; mv " + file + " kept; ln -s $OUT/key " + file)
+			if p.layout == control {
+				out, err := exec.Command("cp", "-rL", p.c, p.w+"/copied").CombinedOutput()
+				require.NoError(p.t, err, string(out))
+				return
+			}
+			p.trustedFor(impatience, "commit", "--allow-empty", "-m", "z")
+		}})
 	}
+	attack{
+		prepare: func(p *place) {
+			require.NoError(p.t, os.WriteFile(filepath.Join(p.out, "key"), []byte(secret+"\n"), 0o600))
+		},
+		steps: steps,
+		harmed: func(p *place) bool {
+			return below(p.t, p.c, secret) || below(p.t, p.w, secret) || p.agent != nil && below(p.t, p.agent.state, secret)
+		},
+		inside: func(p *place) {
+			p.command("rm -f $M/index $M/logs/HEAD; ln -s $OUT/key $M/index; ln -s $OUT/key $M/logs/HEAD")
+		},
+	}.run(t)
 }
 
 // A ref's name may have a line's end in it, if one writes it as a file: for update-ref it is one more instruction.
@@ -69,6 +71,9 @@ git rev-parse HEAD > "$C/refs/heads/-D"; git rev-parse HEAD > "$C/refs/heads/a b
 				return
 			}
 			p.trusted("for-each-ref")
+			if p.layout == isolated {
+				require.NotContains(p.t, p.hostWorks("for-each-ref"), "refs/heads/-", "a branch that is an option to whoever lists branches")
+			}
 		},
 		harmed: func(p *place) bool { _, err := p.host("rev-parse", "--verify", "refs/heads/victim"); return err != nil },
 	}.run(t)

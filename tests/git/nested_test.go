@@ -14,40 +14,34 @@ git update-index --add --cacheinfo 160000,$(git -C sub rev-parse HEAD),sub
 git -C sub config core.fsmonitor "touch $OUT/fired; false"; echo changed >> README
 `
 
-// gitInASubmodule are the calls that look into a gitlink, which runs Git there, with what is configured there.
-var gitInASubmodule = [][]string{
-	{"status"}, {"diff"}, {"add", "-A"}, {"add", "-u"}, {"commit", "-am", "x"}, {"stash"}, {"rebase", "--autostash", "HEAD"},
-}
-
 func TestP12Attack11AProgramOfANestedRepository(t *testing.T) {
-	attackEach(t, attack{}, gitInASubmodule, nested)
+	attack{
+		steps: intoTheSubmodule([]string{"status"}, []string{"diff"}, []string{"add", "-A"}, []string{"add", "-u"}, []string{"commit", "-am", "x"}, []string{"stash"},
+			[]string{"rebase", "--autostash", "HEAD"}),
+		inside: func(p *place) { p.host("diff", "topic") },
+	}.run(t)
 }
 
 // That the daemon is root and trusts the folder itself (safe.directory) makes it worse: Git in the nested repository is
 // told where it is, and does not ask whose it is.
 func TestP12Attack13AProgramOfANestedRepositoryOfRoots(t *testing.T) {
-	attackEach(t, attack{ofRoot: true, config: "workspace: {roots: [/var/tmp], allow_root_owned: true}\n"}, [][]string{{"status"}, {"add", "-A"}}, nested)
+	attack{
+		ofRoot: true, config: "workspace: {roots: [/var/tmp], allow_root_owned: true}\n",
+		steps: intoTheSubmodule([]string{"status"}, []string{"add", "-A"}),
+	}.run(t)
 }
 
-// attackEach tries one planting with several calls, each of which has to walk into it where nothing protects it.
-func attackEach(t *testing.T, a attack, calls [][]string, plant string) {
-	for _, args := range calls {
-		t.Run(control+" of "+strings.Join(args, " "), func(t *testing.T) {
-			p := a.place(t, control)
-			p.command(plant)
+// intoTheSubmodule are calls that look into a gitlink, which runs Git there, with what is configured there.
+func intoTheSubmodule(calls ...[]string) (steps []step) {
+	for i, args := range calls {
+		steps = append(steps, step{name: strings.Join(args, " "), strike: func(p *place) {
+			if i == 0 || p.layout == control {
+				p.command(nested)
+			}
 			p.trusted(args...)
-			require.True(t, p.outsideChanged())
-		})
+		}})
 	}
-	a.strike = func(p *place) {
-		p.command(plant)
-		for _, args := range calls {
-			p.trusted(args...)
-		}
-		p.host("status")
-		p.host("diff", "topic")
-	}
-	a.run(t)
+	return steps
 }
 
 func TestP12Attack12AFilterOfANestedRepository(t *testing.T) {

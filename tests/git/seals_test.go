@@ -1,8 +1,10 @@
 package git
 
 import (
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -117,25 +119,27 @@ echo $W/evil/.git > $M/gitdir; mv $M/gitdir $M/g2; rm -f $M/gitdir; true`)
 }
 
 func TestP11Attack07TheWorktreesGitFileIsReplaced(t *testing.T) {
-	for name, replace := range map[string]string{
-		"a file":   `rm -f .git; echo "gitdir: $W/evil" > .git; echo "gitdir: $W/evil" > x; mv -f x .git`,
-		"a folder": `rm -f .git || mv .git g; git init -q . && git config core.fsmonitor "touch $OUT/fired; false"`,
-		"a link":   `rm -f .git; ln -s evil .git; ln -s evil y; mv -fT y .git`,
-	} {
-		t.Run(name, func(t *testing.T) {
-			attack{
-				strike: func(p *place) {
-					p.command(evilRepository + replace)
-					p.trusted("status")
-				},
-				inside: func(p *place) {
-					got, err := os.ReadFile(filepath.Join(p.w, ".git"))
-					require.NoError(p.t, err)
-					require.Equal(p.t, "gitdir: "+p.m+"\n", string(got))
-				},
-			}.run(t)
-		})
+	var steps []step
+	kinds := map[string]string{
+		"file":   `rm -f .git; echo "gitdir: $W/evil" > .git; echo "gitdir: $W/evil" > x; mv -f x .git`,
+		"folder": `rm -f .git || mv .git g; git init -q . && git config core.fsmonitor "touch $OUT/fired; false"`,
+		"link":   `rm -f .git; ln -s evil .git; ln -s evil y; mv -fT y .git`,
 	}
+	for _, name := range slices.Sorted(maps.Keys(kinds)) {
+		replace := kinds[name]
+		steps = append(steps, step{name: name, strike: func(p *place) {
+			p.command(evilRepository + replace)
+			p.trusted("status")
+		}, undo: "rm -rf evil"})
+	}
+	attack{
+		steps: steps,
+		inside: func(p *place) {
+			got, err := os.ReadFile(filepath.Join(p.w, ".git"))
+			require.NoError(p.t, err)
+			require.Equal(p.t, "gitdir: "+p.m+"\n", string(got))
+		},
+	}.run(t)
 }
 
 func TestP11Attack08AWorktreesConfigurationThatTheHostSwitchesOn(t *testing.T) {
@@ -146,7 +150,9 @@ func TestP11Attack08AWorktreesConfigurationThatTheHostSwitchesOn(t *testing.T) {
 			p.trusted("status")
 			p.hostWorks("status")
 			if p.layout != control {
-				p.command("true")
+				ctx := p.bounded()
+				_, err := p.agent.client.Execs.Exec(ctx, p.request("true"))
+				require.ErrorContains(p.t, err, "worktreeconfig", "nothing runs as long as a command's file could be configuration")
 			}
 			p.hostWorks("config", "--unset", "extensions.worktreeConfig")
 			p.sealed = p.describeSealed()

@@ -1,8 +1,10 @@
 package git
 
 import (
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -70,24 +72,28 @@ ln -s $OUT/profile $M/logs/HEAD; ln -s $OUT/profile $C/logs/refs/heads/topic; gi
 }
 
 func TestP12Attack20MessagesThatAreLinksOutside(t *testing.T) {
-	for name, call := range map[string][]string{
+	calls := map[string][]string{
 		"COMMIT_EDITMSG": {"commit", "--allow-empty", "-m", "by trusted code"},
 		"SQUASH_MSG":     {"merge", "--squash", "side"},
 		"MERGE_MSG":      {"merge", "side"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			attack{
-				prepare: func(p *place) { p.file(filepath.Join(p.out, name), "x\n") },
-				strike: func(p *place) {
-					p.command(commits + `
+	}
+	var steps []step
+	for _, name := range slices.Sorted(maps.Keys(calls)) {
+		steps = append(steps, step{name: name, strike: func(p *place) {
+			p.command(commits + `
 git checkout -q -b side; commits s 1; git checkout -q topic; echo other > s1; git add s1; git commit -q -m other; rm -f $M/*MSG
 ln -sf $OUT/` + name + ` $M/` + name)
-					p.trusted(call...)
-				},
-				inside: func(p *place) { p.command("git commit -q --allow-empty -m again; git merge --squash side") },
-			}.run(t)
-		})
+			p.trusted(calls[name]...)
+		}, undo: "git merge --squash side; git commit -q --allow-empty -m again; git reset -q --hard; git merge --abort; git branch -D side; rm -f $M/*MSG"})
 	}
+	attack{
+		prepare: func(p *place) {
+			for name := range calls {
+				p.file(filepath.Join(p.out, name), "x\n")
+			}
+		},
+		steps: steps,
+	}.run(t)
 }
 
 func TestP12Attack21AFetchHeadThatIsALinkOutside(t *testing.T) {

@@ -126,6 +126,9 @@ func (p *place) hangs(fifo string, args ...string) bool {
 // waitsAt says whether somebody waits at a FIFO to read.
 func waitsAt(t *testing.T, fifo string) bool {
 	t.Helper()
+	if info, err := os.Lstat(fifo); err != nil || info.Mode()&os.ModeNamedPipe == 0 {
+		return false
+	}
 	f, err := os.OpenFile(fifo, os.O_WRONLY|unix.O_NONBLOCK, 0)
 	if err == nil {
 		require.NoError(t, f.Close())

@@ -3,9 +3,11 @@ package git
 import (
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -16,7 +18,9 @@ import (
 )
 
 func TestP12Attack28APipeWhereGitExpectsAFile(t *testing.T) {
-	for name, x := range map[string]struct {
+	hung := false
+	var steps []step
+	pipes := map[string]struct {
 		path string
 		call []string
 	}{
@@ -25,28 +29,32 @@ func TestP12Attack28APipeWhereGitExpectsAFile(t *testing.T) {
 		"COMMIT_EDITMSG": {"$M/COMMIT_EDITMSG", []string{"commit", "--allow-empty", "-m", "x"}},
 		".gitattributes": {"$W/.gitattributes", []string{"diff"}},
 		".gitignore":     {"$W/.gitignore", []string{"status"}},
-	} {
-		t.Run(name, func(t *testing.T) {
-			var hung bool
-			attack{
-				strike: func(p *place) {
-					p.command("echo changed >> README; rm -f " + x.path + "; mkfifo " + x.path)
-					if p.layout != control {
-						hung = false
-						p.trustedFor(impatience, x.call...) // answers, or the test fails
-						return
-					}
-					fifo := os.Expand(x.path, func(v string) string { return map[string]string{"M": p.m, "W": p.w}[v] })
-					seen := func() bool { return waitsAt(p.t, fifo) }
-					if name == "COMMIT_EDITMSG" { // Git writes there
-						seen = readsAt(p.t, fifo)
-					}
-					hung = p.waits(p.as(p.w, "git", x.call...), seen)
-				},
-				harmed: func(*place) bool { return hung },
-			}.run(t)
-		})
 	}
+	for _, name := range slices.Sorted(maps.Keys(pipes)) {
+		x := pipes[name]
+		steps = append(steps, step{name: name, undo: "rm -f " + x.path + "; mv -f $W/kept " + x.path + "; true", strike: func(p *place) {
+			p.command("echo changed >> README; mv -f " + x.path + " $W/kept; mkfifo " + x.path)
+			if p.layout != control {
+				p.trustedFor(impatience, x.call...) // answers, or the test fails
+				p.command("echo next")
+				require.NoError(p.t, p.agent.goesOn())
+				hung = false
+				return
+			}
+			fifo := os.Expand(x.path, func(v string) string { return map[string]string{"M": p.m, "W": p.w}[v] })
+			seen := func() bool { return waitsAt(p.t, fifo) }
+			if name == "COMMIT_EDITMSG" { // Git writes there
+				seen = readsAt(p.t, fifo)
+			}
+			hung = p.waits(p.as(p.w, "git", x.call...), seen)
+		}})
+	}
+	attack{
+		steps:  steps,
+		harmed: func(*place) bool { return hung },
+		// The next session on that worktree is made, or refused (goOn); it does not hang either.
+		inside: func(p *place) { p.command("rm -f $M/index $W/.gitignore; mkfifo $M/index $W/.gitignore") },
+	}.run(t)
 }
 
 // readsAt gives a question: did anybody write into the FIFO?
@@ -202,9 +210,10 @@ func TestP11Attack30PackedRefsAreDeletedOrTheFailureIsSaid(t *testing.T) {
 		},
 		sharedLimit: func(p *place) {
 			now := p.hostWorks(strings.Fields(refs)...)
-			require.NotContains(p.t, now, "refs/heads/loose", "C/refs is the base clone's")
-			require.Contains(p.t, now, "refs/heads/packed", "C/packed-refs is not")
+			require.Contains(p.t, now, "refs/heads/packed", "C/packed-refs can't be written")
 			require.Contains(p.t, now, "refs/tags/v1")
+			p.works("git update-ref -d refs/heads/loose || true") // done already by a Git that deletes a loose branch alone
+			require.NotContains(p.t, p.hostWorks(strings.Fields(refs)...), "refs/heads/loose", "C/refs is the base clone's")
 		},
 	}.run(t)
 }
@@ -236,28 +245,22 @@ for d in sys.argv[1:]:
 
 func TestP12Attack32SetIDFiles(t *testing.T) {
 	testkit.Need(t, testkit.Program("python3"))
-	for name, ofRoot := range map[string]bool{"a user's": false, "root's": true} {
-		t.Run(name, func(t *testing.T) {
-			a := attack{
-				ofRoot:  ofRoot,
-				prepare: func(p *place) { p.file(filepath.Join(p.w, "setid.py"), setID) },
-				strike: func(p *place) {
-					p.command(`python3 setid.py $W $M $M/logs $C $C/objects $C/refs $C/logs; git init -q --shared=all sub`)
-				},
-				harmed: func(p *place) bool {
-					found := setIDBelow(p.t, filepath.Dir(p.b))
-					if p.layout != control {
-						found = append(found, setIDBelow(p.t, p.agent.state)...)
-					}
-					return len(found) > 0
-				},
+	a := attack{
+		prepare: func(p *place) { p.file(filepath.Join(p.w, "setid.py"), setID) },
+		strike: func(p *place) {
+			p.command(`python3 setid.py $W $M $M/logs $C $C/objects $C/refs $C/logs; git init -q --shared=all sub`)
+		},
+		harmed: func(p *place) bool {
+			found := setIDBelow(p.t, filepath.Dir(p.b))
+			if p.layout != control {
+				found = append(found, setIDBelow(p.t, p.agent.state)...)
 			}
-			if ofRoot {
-				a.config = "workspace: {roots: [/var/tmp], allow_root_owned: true}\n"
-			}
-			a.run(t)
-		})
+			return len(found) > 0
+		},
 	}
+	t.Run("of a user", a.run)
+	a.ofRoot, a.config = true, "workspace: {roots: [/var/tmp], allow_root_owned: true}\n"
+	t.Run("of root", a.run)
 }
 
 func setIDBelow(t *testing.T, dir string) (found []string) {
