@@ -335,7 +335,10 @@ func (s *session) replaceGrants(check func() error, set *grantSet) error {
 	if err := check(); err != nil {
 		return err
 	}
-	if s.state() == Deleted {
+	switch {
+	case s.agent.isClosing():
+		return errShutDown
+	case s.state() == Deleted:
 		return fmt.Errorf("%w: session %s is deleted", ErrNotFound, s.id)
 	}
 	if s.has(set) {
@@ -344,6 +347,7 @@ func (s *session) replaceGrants(check func() error, set *grantSet) error {
 	if err := s.recordGrants(set); err != nil {
 		return fmt.Errorf("%w: %w", ErrUnavailable, err)
 	}
+	point("grants.recorded")
 	s.log.Info("grants replaced", "grants", len(set.names), "digest", set.digest)
 	s.withdrawQueued("the session's grants were replaced while it waited")
 	if s.state().HasSandbox() {
@@ -352,6 +356,7 @@ func (s *session) replaceGrants(check func() error, set *grantSet) error {
 		}
 		s.settle()
 	}
+	point("grants.stopped")
 	_, err := s.provision()
 	return err
 }
