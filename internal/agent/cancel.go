@@ -55,6 +55,7 @@ func (s *session) cancelExec(id string, epoch uint64) (live *execution, record *
 	}
 	effects, err := s.cancelled(live)
 	s.mu.Unlock()
+	point("cancel.begun")
 	switch {
 	case err != nil:
 		return nil, nil, err
@@ -93,6 +94,7 @@ func (s *session) withdraw(e *execution, why string) {
 		s.finish(e, nil, err)
 		return
 	}
+	point("withdraw.recorded")
 	s.log.Info("exec withdrawn", "exec", e.intent.ExecID, "why", why)
 	s.finish(e, r, nil)
 }

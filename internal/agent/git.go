@@ -119,6 +119,7 @@ func (s *session) settle() gitview.Harvest {
 	if !didAnything(h) {
 		return h
 	}
+	point("settle.harvested")
 	if err := s.save(false, func(r *sessionRecord) { r.LastHarvest = &h }, s.conflictEvents("", h)...); err != nil {
 		s.log.Error("harvest not recorded", "error", err)
 	}
@@ -166,7 +167,9 @@ func (s *session) git(cmd gitguard.GitCommand, timeout time.Duration) (*sandboxv
 	if err := s.refresh(s.agent.ctx); err != nil {
 		return nil, err
 	}
+	point("git.refreshed")
 	res, err := s.gitView.Git(s.agent.ctx, cmd, timeout, int(s.agent.cfg.Limits.OutputBytes))
+	point("git.ran")
 	var h *sandboxv1.Harvest
 	if cmd.Writes {
 		h = harvestProto(s.settle())

@@ -28,6 +28,7 @@ func (a *Agent) recover() error {
 	if err != nil {
 		return err
 	}
+	point("recover.loaded")
 	var wg sync.WaitGroup
 	room := make(chan struct{}, recoverAtOnce)
 	for _, s := range a.sessions {
@@ -40,6 +41,7 @@ func (a *Agent) recover() error {
 		})
 	}
 	wg.Wait()
+	point("recover.sessions")
 	a.sweep()
 	return nil
 }
@@ -169,6 +171,7 @@ func (s *session) load(rec *sandboxRecord) error {
 	if err != nil {
 		return fmt.Errorf("the sandbox is not to be found: %w", err)
 	}
+	point("recover.found")
 	_, key, err := s.attach(ctx, container, s.agent.receiptsDir(rec.ID))
 	switch {
 	case err != nil && s.current() == nil:
@@ -189,6 +192,7 @@ func (s *session) reclaim(e *execution) {
 			s.log.Error("session can't wait for its exec", "exec", e.intent.ExecID, "error", err)
 		}
 	}
+	point("recover.intent")
 	s.conclude(e, s.resolve(e))
 }
 
@@ -216,6 +220,7 @@ func (a *Agent) sweep() {
 			ctx, cancel := context.WithTimeout(a.ctx, stopTimeout)
 			evidence, err := rt.Remove(ctx, runtime.Identity{Runtime: name, SandboxID: id, Dir: filepath.Join(a.sandboxesDir(), id)})
 			cancel()
+			point("recover.removed")
 			alive[id] = err != nil || !evidence.Complete
 			a.log.Warn("removed a sandbox that belongs to no session", "sandbox", id, "runtime", name, "error", err)
 		}

@@ -106,6 +106,7 @@ func (s *session) provision() (*attached, error) {
 	}
 	sb, err := s.start(spec)
 	if err == nil {
+		point("provision.ready")
 		return sb, nil
 	}
 	err = s.explain(err)
@@ -167,6 +168,7 @@ func (s *session) prepare() (runtime.Spec, error) {
 	if err != nil {
 		return runtime.Spec{}, err
 	}
+	point("provision.prepared")
 	sb := &sandboxRecord{ID: id, Slot: slot, Plan: plan, Dir: filepath.Join(a.sandboxesDir(), id)}
 	if err := s.apply(EvProvision, "", func(r *sessionRecord) {
 		sb.Generation, sb.GrantsDigest = r.Generation, r.GrantsDigest
@@ -175,6 +177,7 @@ func (s *session) prepare() (runtime.Spec, error) {
 		a.slots.release(slot, id)
 		return runtime.Spec{}, err
 	}
+	point("provision.recorded")
 	return runtime.Spec{
 		SandboxID: id, SessionID: s.id, Generation: sb.Generation,
 		Rootfs: a.cfg.Rootfs, IDs: idsOf(slot), Workspace: plan, Network: rec.Network,
@@ -195,10 +198,12 @@ func (s *session) start(spec runtime.Spec) (*attached, error) {
 	if err != nil {
 		return nil, err
 	}
+	point("provision.receipts")
 	container, err := rt.Create(ctx, spec)
 	if err != nil {
 		return nil, err
 	}
+	point("provision.created")
 	if err := <-receipts; err != nil {
 		return nil, errors.Join(err, container.Close())
 	}
@@ -213,6 +218,7 @@ func (s *session) start(spec runtime.Spec) (*attached, error) {
 	if err != nil {
 		return nil, err
 	}
+	point("provision.proved")
 	defer s.agent.lookAtTimes()
 	return sb, s.apply(EvProved, "", func(r *sessionRecord) { r.Sandbox.Proof, s.used = proof, time.Now() }, key...)
 }
@@ -250,6 +256,7 @@ func (s *session) attach(ctx context.Context, container runtime.Sandbox, receipt
 	if err != nil {
 		return nil, nil, err
 	}
+	point("attach.recorded")
 	rec := s.sandboxRecord()
 	conn, err := container.Dial(ctx)
 	if err != nil {
@@ -267,6 +274,7 @@ func (s *session) attach(ctx context.Context, container runtime.Sandbox, receipt
 	} else {
 		s.agent.watchers.Go(func() { s.watch(container) })
 	}
+	point("attach.connected")
 	key, err := s.introduce(ctx, sb, rec)
 	return sb, key, err
 }
@@ -300,6 +308,7 @@ func (s *session) learnKey(rec *sandboxRecord, resp *receiptdv1.InitResponse) ([
 	if err := verify.SaveKey(s.agent.keyFile(rec.ID), key); err != nil {
 		return nil, err
 	}
+	point("attach.key-saved")
 	var seals []sealRecord
 	for _, x := range resp.GetSeals() {
 		seals = append(seals, sealRecord{Path: x.GetPath(), MountID: x.GetMountId(), Device: x.GetDevice(), Inode: x.GetInode(), ReadOnly: x.GetReadOnly(), SHA256: x.GetSha256()})
@@ -393,6 +402,7 @@ func (s *session) stop(why string) (*runtime.Evidence, error) {
 	if err := s.apply(EvStop, why, nil); err != nil {
 		return nil, err
 	}
+	point("stop.recorded")
 	s.mu.Lock()
 	sb := s.sandbox
 	s.sandbox = nil
@@ -401,13 +411,16 @@ func (s *session) stop(why string) (*runtime.Evidence, error) {
 		sb.conn.Close()
 	}
 	evidence, err := s.end(sb)
+	point("stop.ended")
 	if err != nil || !evidence.Complete {
 		err = fmt.Errorf("sandbox %s could not be seen to be gone (%s): %w", s.sandboxRecord().ID, evidenceText(evidence), cmpErr(err, runtime.ErrNoEvidence))
 		saveErr := s.apply(EvNoEvidence, s.stuck(why, err), func(r *sessionRecord) { r.Sandbox.Evidence = &evidence })
 		return &evidence, errors.Join(err, saveErr)
 	}
 	s.agent.tidyReceipts(s.sandboxRecord().ID)
-	return &evidence, s.apply(s.gone(), why, func(r *sessionRecord) { r.Sandbox.Evidence = &evidence }, s.sandboxRecord().gone(s.id, &evidence)...)
+	err = s.apply(s.gone(), why, func(r *sessionRecord) { r.Sandbox.Evidence = &evidence }, s.sandboxRecord().gone(s.id, &evidence)...)
+	point("stop.evidence")
+	return &evidence, err
 }
 
 // end asks the sandbox, and if that fails the runtime, which also knows half-made ones.

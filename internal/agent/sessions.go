@@ -153,6 +153,7 @@ func (a *Agent) makeSession(ctx context.Context, r *sandboxv1.CreateSessionReque
 	if err != nil {
 		return nil, workspaceError(err)
 	}
+	point("create.opened")
 	// As long as the session is not recorded, what was made for it belongs to nobody.
 	defer func() {
 		if err != nil {
@@ -170,9 +171,11 @@ func (a *Agent) makeSession(ctx context.Context, r *sandboxv1.CreateSessionReque
 	if err := s.setUp(ctx); err != nil {
 		return nil, err
 	}
+	point("create.set-up")
 	if err := s.save(true, nil, s.event(events.SessionCreated, ws.Worktree), workspaceOp(s.id, ws, w.GetGitLayout())); err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrUnavailable, alsoSay(err, s.dropView(ctx)))
 	}
+	point("create.recorded")
 	a.mu.Lock()
 	a.sessions[s.id] = s
 	a.mu.Unlock()
@@ -261,6 +264,7 @@ func (s *session) undo(ctx context.Context) error {
 			forgotten = append(forgotten, journal.Delete(workspaceKey(ws.Worktree)))
 		}
 	}
+	point("undo.undone")
 	if err := s.forget("Its first sandbox could not be had.", forgotten...); err != nil {
 		left = alsoSay(err, left)
 	}
@@ -291,6 +295,7 @@ func (s *session) forget(why string, more ...journal.Op) error {
 	if err := s.agent.journal.Update(context.Background(), effects.Durable, append(more, s.event(events.SessionDeleted, why), journal.Delete(sessionKey(s.id)))...); err != nil {
 		return fmt.Errorf("forgetting session %s: %w", s.id, err)
 	}
+	point("delete.forgotten")
 	s.mu.Lock()
 	s.rec.State, s.deleted = to, true
 	s.mu.Unlock()
@@ -319,9 +324,11 @@ func (a *Agent) ClaimSession(_ context.Context, r *sandboxv1.ClaimSessionRequest
 		return nil, err
 	}
 	claimed := s.event(events.SessionClaimed, fmt.Sprintf("owner_epoch %d", current+1))
+	point("claim.checked")
 	if err := s.save(true, func(rec *sessionRecord) { rec.OwnerEpoch++ }, claimed); err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrUnavailable, err)
 	}
+	point("claim.recorded")
 	return s.snapshot(), nil
 }
 
@@ -444,7 +451,9 @@ func (s *session) bury() error {
 	if err := s.forget("", journal.Set(tombKey(s.id), encode(tombRecord{DeletedAt: time.Now().UTC()}))); err != nil {
 		return err
 	}
-	return s.agent.clearExecs(s.id)
+	err := s.agent.clearExecs(s.id)
+	point("delete.cleared")
+	return err
 }
 
 func (a *Agent) clearExecs(session string) error {

@@ -107,16 +107,19 @@ func (s *session) removeWorkspace(ctx context.Context, rec workspaceRecord, forc
 	}
 	// An earlier call may have come as far as to the worktree's Git folder, and not to its files.
 	theirs := mounts.Exists(ws.MetaDir) && !rec.is()
+	point("workspace.judged")
 	rec.Deleting = true
 	if err := a.journal.Update(ctx, true, journal.Set(workspaceKey(ws.Worktree), encode(rec))); err != nil {
 		return nil, fmt.Errorf("%w: marking the workspace of %s as being deleted: %w", ErrUnavailable, ws.Worktree, err)
 	}
+	point("workspace.marked")
 	var removed []string
 	if view != nil {
 		if removed, err = view.Remove(ctx); err != nil {
 			return nil, fmt.Errorf("removing the private Git folder of %s: %w", ws.Worktree, err)
 		}
 	}
+	point("workspace.git-removed")
 	if there := mounts.Exists(ws.Worktree); !theirs {
 		if err := workspace.Remove(ctx, ws); err != nil {
 			return nil, err
@@ -125,15 +128,18 @@ func (s *session) removeWorkspace(ctx context.Context, rec workspaceRecord, forc
 			removed = append(removed, ws.Worktree)
 		}
 	}
+	point("workspace.worktree-removed")
 	if dir := a.workspaceDir(ws.Worktree); mounts.Exists(dir) {
 		if err := os.RemoveAll(dir); err != nil {
 			return nil, fmt.Errorf("removing what was kept for %s: %w", ws.Worktree, err)
 		}
 		removed = append(removed, dir)
 	}
+	point("workspace.kept-removed")
 	if err := a.journal.Update(ctx, true, s.event(events.WorkspaceDeleted, ws.Worktree), journal.Delete(workspaceKey(ws.Worktree))); err != nil {
 		return nil, fmt.Errorf("%w: forgetting the workspace of %s: %w", ErrUnavailable, ws.Worktree, err)
 	}
+	point("workspace.forgotten")
 	return removed, nil
 }
 
