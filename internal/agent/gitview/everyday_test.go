@@ -220,3 +220,16 @@ func TestTheIndexIsTakenAsItIsWhenGitOnlyNotedTimes(t *testing.T) {
 	require.Empty(t, h.Conflicts)
 	w.inside(func(in *testkit.Inside) { require.Equal(t, "A  x", in.Must(w.wt, "git status --porcelain")) })
 }
+
+func TestABranchThatTheHostDeletedAndPrunedIsGoneInsideToo(t *testing.T) {
+	w := newWorld(t)
+	w.host("branch", "news", w.host("commit-tree", "-p", "main", "-m", "News", "main^{tree}"))
+	out, _ := w.command("git log -1 --format=%s news")
+	require.Equal(t, "News", out)
+	w.host("branch", "-D", "news")
+	w.host("reflog", "expire", "--expire=now", "--all")
+	w.sound()
+	out, h := w.command("git for-each-ref 2>&1; git gc -q --prune=now 2>&1 && git fsck")
+	require.NotContains(t, out, "news")
+	require.NotEqual(t, Failed, h.Status, h)
+}

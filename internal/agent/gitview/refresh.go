@@ -109,19 +109,25 @@ func (v *View) bringInRefs(ctx context.Context, j *jails, base snapshot) error {
 	if err != nil {
 		return privateError{err}
 	}
-	var moves []move
+	var moves, gone []move
 	agreed := refs{}
 	for _, name := range changedRefs(v.snapshot.ids, base.ids) {
 		was, is, has := v.snapshot.ids[name], base.ids[name], private.ids[name]
 		switch {
 		case has == is:
 			agreed[name] = is
+			if is == "" && v.snapshot.symbolic[name] == "" {
+				gone = append(gone, move{ref: name, old: was})
+			}
 		case has == was:
 			agreed[name] = is
 			moves = append(moves, move{ref: name, old: has, new: is})
 		default:
 			apart[name] = is
 		}
+	}
+	if err := v.dropDangling(ctx, s, gone); err != nil {
+		return privateError{err}
 	}
 	if len(moves) > manyRefs {
 		err = v.rewriteRefs(ctx, s, private, moves)
@@ -139,6 +145,17 @@ func (v *View) bringInRefs(ctx context.Context, j *jails, base snapshot) error {
 		v.snapshot.set(name, id)
 	}
 	v.setApart(apart)
+	return nil
+}
+
+// dropDangling deletes refs that the base clone has no more, and its gc took the objects of: Git does not list such a ref,
+// but it stops a gc in the session. Those that the session deleted itself are not there, and not missed.
+func (v *View) dropDangling(ctx context.Context, s *gitjail.Session, gone []move) error {
+	for _, m := range gone[:min(len(gone), manyRefs)] {
+		if _, err := s.Do(ctx, gitjail.Call{Args: []string{"update-ref", "-d", m.ref, m.old}}); err != nil {
+			return err
+		}
+	}
 	return nil
 }
 
