@@ -20,7 +20,7 @@ import (
 const fixtureVersion = 1
 
 // fixture makes a large repository in an empty folder, as root.
-type fixture func(ctx context.Context, repo string) (name string, err error)
+type fixture func(ctx context.Context, repo string) error
 
 const (
 	refs  = 100_000
@@ -28,22 +28,19 @@ const (
 )
 
 // manyRefs has a hundred thousand branches, packed, at a thousand commits.
-func manyRefs(ctx context.Context, repo string) (string, error) {
-	const name, commits = "many-refs", 1000
-	if repo == "" {
-		return name, nil
-	}
+func manyRefs(ctx context.Context, repo string) error {
+	const commits = 1000
 	var stream bytes.Buffer
 	for i := range commits {
 		fmt.Fprintf(&stream, "commit refs/heads/main\nmark :%d\ncommitter Bench <bench@localhost> %d +0000\ndata 1\nx\nM 644 inline file\ndata 5\n%05d\n", i+1, 1800000000+i, i)
 	}
 	marks := filepath.Join(repo, "marks")
 	if err := fastImport(ctx, repo, &stream, "--export-marks="+marks); err != nil {
-		return name, err
+		return err
 	}
 	b, err := os.ReadFile(marks)
 	if err != nil {
-		return name, err
+		return err
 	}
 	ids := strings.Fields(string(b)) // ":1 id :2 id …"
 	var packed bytes.Buffer
@@ -51,15 +48,11 @@ func manyRefs(ctx context.Context, repo string) (string, error) {
 	for i := range refs {
 		fmt.Fprintf(&packed, "%s refs/heads/many/%06d\n", ids[2*(i%commits)+1], i)
 	}
-	return name, errors.Join(os.Remove(marks), os.WriteFile(filepath.Join(repo, ".git", "packed-refs"), packed.Bytes(), 0o644))
+	return errors.Join(os.Remove(marks), os.WriteFile(filepath.Join(repo, ".git", "packed-refs"), packed.Bytes(), 0o644))
 }
 
 // bigPack has one pack of a gibibyte that can't be compressed, reachable from a branch that nobody checks out.
-func bigPack(ctx context.Context, repo string) (string, error) {
-	const name = "big-pack"
-	if repo == "" {
-		return name, nil
-	}
+func bigPack(ctx context.Context, repo string) error {
 	r, w := io.Pipe()
 	go func() {
 		out := bufio.NewWriter(w)
@@ -75,7 +68,7 @@ func bigPack(ctx context.Context, repo string) (string, error) {
 	}()
 	err := fastImport(ctx, repo, r)
 	r.CloseWithError(err)
-	return name, err
+	return err
 }
 
 // fastImport makes a repository of a stream.
@@ -98,28 +91,25 @@ func fastImport(ctx context.Context, repo string, stream io.Reader, options ...s
 
 // fixture gives this run a repository of its own from the cache, which is filled at the first use. Large files are
 // linked where the cache is on the same file system.
-func (p *place) fixture(ctx context.Context, make fixture) (string, error) {
-	name, err := make(ctx, "")
-	if err != nil {
-		return "", err
-	}
-	cached, err := cacheDir(fmt.Sprintf("bench-%s-%d", name, fixtureVersion))
-	if err != nil {
-		return "", err
-	}
-	if _, err := os.Stat(cached); errors.Is(err, fs.ErrNotExist) {
-		err = fillCache(ctx, cached, make)
+func (p *place) fixture(name string, make fixture) func(context.Context) (string, error) {
+	return func(ctx context.Context) (string, error) {
+		cached, err := cacheDir(fmt.Sprintf("bench-%s-%d", name, fixtureVersion))
 		if err != nil {
 			return "", err
 		}
-	} else if err != nil {
-		return "", err
+		_, err = os.Stat(cached)
+		if errors.Is(err, fs.ErrNotExist) {
+			err = fillCache(ctx, cached, make)
+		}
+		if err != nil {
+			return "", err
+		}
+		repo := p.path("work", name)
+		if err := linkTree(cached, repo); err != nil {
+			return "", fmt.Errorf("taking %s from the cache: %w: remove it, and run this again", cached, err)
+		}
+		return repo, nil
 	}
-	repo := p.path("work", name)
-	if err := linkTree(cached, repo); err != nil {
-		return "", fmt.Errorf("taking %s from the cache: %w: remove it, and run this again", cached, err)
-	}
-	return repo, nil
 }
 
 func cacheDir(name string) (string, error) {
@@ -140,7 +130,7 @@ func fillCache(ctx context.Context, cached string, make fixture) error {
 		return err
 	}
 	defer os.RemoveAll(tmp)
-	if _, err := make(ctx, tmp); err != nil {
+	if err := make(ctx, tmp); err != nil {
 		return err
 	}
 	return os.Rename(tmp, cached)

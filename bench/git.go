@@ -62,12 +62,13 @@ func timed(s *session, command string) func(context.Context) (time.Duration, err
 	}
 }
 
-// commitCases make a commit, which in the layout "isolated" is harvested before the answer.
+// commitCases make a commit, which in the layout "isolated" is harvested before the answer. Each has a clone of its own:
+// what one commits is to be refreshed by no other case.
 func commitCases(ctx context.Context, o options, p *place, s *session) ([]testCase, error) {
 	const bareName, command = "git commit, bare", "echo x >> folder-0/file-0.txt && git commit -qam x"
 	var cases []testCase
 	if o.wants(bareName) {
-		worktree, _, err := p.worktree(ctx)
+		repo, err := p.clone(ctx)
 		if err != nil {
 			return nil, err
 		}
@@ -75,7 +76,7 @@ func commitCases(ctx context.Context, o options, p *place, s *session) ([]testCa
 		if err != nil {
 			return nil, err
 		}
-		bash.env, bash.dir, bash.uid = s.env, worktree, ownerUID
+		bash.env, bash.dir, bash.uid = s.env, repo, ownerUID
 		cases = append(cases, testCase{group: groupCommit, series: []string{bareName}, baseline: true, sample: one(func(context.Context) (time.Duration, error) {
 			return bash.run(p.null)
 		})})
@@ -84,7 +85,11 @@ func commitCases(ctx context.Context, o options, p *place, s *session) ([]testCa
 		if !o.wants(c.name) {
 			continue
 		}
-		in, err := create(ctx, s.client, p.repo, p.newWorktree(), c.layout)
+		repo, err := p.clone(ctx)
+		if err != nil {
+			return nil, err
+		}
+		in, err := create(ctx, s.client, repo, p.newWorktree(), c.layout)
 		if err != nil {
 			return nil, err
 		}
@@ -117,20 +122,17 @@ func createCases(ctx context.Context, o options, p *place, s *session) ([]testCa
 	var cases []testCase
 	for _, c := range []struct {
 		name string
-		make fixture
-	}{{small, nil}, {nameCreateRefs, manyRefs}, {nameCreatePack, bigPack}} {
+		make func(context.Context) (string, error)
+	}{{small, p.clone}, {nameCreateRefs, p.fixture("many-refs", manyRefs)}, {nameCreatePack, p.fixture("big-pack", bigPack)}} {
 		if !o.wants(c.name) {
 			continue
 		}
-		repo := p.repo
-		if c.make != nil {
-			var err error
-			if repo, err = p.fixture(ctx, c.make); err != nil {
-				return nil, err
-			}
+		repo, err := c.make(ctx)
+		if err != nil {
+			return nil, err
 		}
 		cases = append(cases, testCase{
-			group: groupSession, series: []string{c.name}, baseline: c.make == nil, every: sessionsEvery,
+			group: groupSession, series: []string{c.name}, baseline: c.name == small, every: sessionsEvery,
 			sample: one(func(ctx context.Context) (time.Duration, error) { return createAndDelete(ctx, p, s.client, repo) }),
 		})
 	}
@@ -173,6 +175,17 @@ func diskUse(dir string) (sum int64, err error) {
 		return sum, nil
 	}
 	return sum, err
+}
+
+// clone makes another clone of the repository, with nothing in it that another case changes.
+func (p *place) clone(ctx context.Context) (string, error) {
+	p.trees++
+	path := p.path("work", "clone-"+strconv.Itoa(p.trees))
+	err := errors.Join(os.Mkdir(path, 0o755), os.Chown(path, ownerUID, ownerUID))
+	if err == nil {
+		err = p.git(ctx, "clone", "-q", "--no-hardlinks", p.repo, path)
+	}
+	return path, err
 }
 
 // newWorktree is the path of a worktree that is yet to be made.
