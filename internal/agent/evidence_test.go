@@ -73,6 +73,11 @@ func TestP5WithoutEvidenceTheWorkspaceStaysReservedUntilThereIsSome(t *testing.T
 		Workspace: &sandboxv1.Workspace{Repository: w.GetRepository(), Worktree: w.GetWorktree()}})
 	require.ErrorIs(t, err, ErrPrecondition, "nobody else gets the worktree")
 	require.Len(t, n.agent.slots.taken, 1, "nor the host uids")
+	_, err = n.agent.DeleteWorkspace(n.ctx(), &sandboxv1.DeleteWorkspaceRequest{SessionId: "reserved", Force: true})
+	require.ErrorIs(t, err, ErrPrecondition, "nor is it deleted under whoever may still write there")
+	require.FileExists(t, filepath.Join(w.GetWorktree(), "README"))
+	_, err = n.agent.Git(n.ctx(), &sandboxv1.GitRequest{SessionId: "reserved", Args: []string{"status"}})
+	require.ErrorIs(t, err, ErrPrecondition)
 
 	set.Store(false)
 	_, evidence, err := n.agent.RetireSandbox(n.ctx(), &sandboxv1.RetireSandboxRequest{SessionId: "reserved"})
