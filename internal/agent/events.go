@@ -52,7 +52,7 @@ func (a *Agent) WatchEvents(ctx context.Context, r *sandboxv1.WatchEventsRequest
 	}
 	after, err := events.ParseCursor(r.GetCursor())
 	if err != nil {
-		return fmt.Errorf("%w: cursor: %w", ErrInvalid, err)
+		return fmt.Errorf("%w: %w", ErrInvalid, err)
 	}
 	if err := a.watching.enter(); err != nil {
 		return err
