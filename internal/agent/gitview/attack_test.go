@@ -41,7 +41,7 @@ func TestP12WhatIsNeitherAFileNorAFolderIsNamedAndNeverOpened(t *testing.T) {
 		"a link as a folder of refs": {"ln -s " + outside + " $C/refs/heads/d", "rm $C/refs/heads/d"},
 		"a link as a log":            {"rm $M/logs/HEAD; ln -s " + outside + "/log $M/logs/HEAD", "rm $M/logs/HEAD"},
 		"a link among the objects":   {"ln -s " + outside + " $C/objects/aa", "rm $C/objects/aa"},
-		"a link as a message":        {"ln -s " + outside + "/message $M/COMMIT_EDITMSG", "rm $M/COMMIT_EDITMSG"},
+		"a link as a message":        {"ln -sf " + outside + "/message $M/COMMIT_EDITMSG", "rm $M/COMMIT_EDITMSG"},
 	} {
 		where := "C=" + w.git + "; M=" + w.meta + "; "
 		_, h := w.command("git branch made; " + where + c.plant)

@@ -58,6 +58,7 @@ type harvest struct {
 	stashes  []string
 	listing  []byte // nil: the index is as it was, or can't be trusted
 	logLines []logLine
+	log      string            // the digest of the session's log of HEAD; empty when it was not read
 	types    map[string]string // of the objects that refs, index and log name, in the base clone; "" for a missing one
 	verdict  verdict
 	indexIDs []string
@@ -367,7 +368,11 @@ func (h *harvest) moveRefs(ctx context.Context) error {
 		if err == nil || try == mostTries || ctx.Err() != nil {
 			return err
 		}
-		time.Sleep(time.Duration(try) * 10 * time.Millisecond) // a ref's lock is held for as long as it takes to write it
+		select { // a ref's lock is held for as long as it takes to write it
+		case <-ctx.Done():
+			return err
+		case <-time.After(time.Duration(try) * 10 * time.Millisecond):
+		}
 		if err := h.readBase(ctx); err != nil {
 			return err
 		}

@@ -122,9 +122,11 @@ func (p *printer) tree(path string, skip func(path string, isDir bool) bool) err
 		return err
 	}
 	fd, err := hostfs.Beneath(p.dir, path, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NONBLOCK, 0)
-	if err != nil {
-		fmt.Fprintf(p.hash, "%q closed\n", path) // none, or none that can be read: a harvest finds that out
-		return nil
+	switch {
+	case errors.Is(err, unix.ENOENT), errors.Is(err, unix.ENOTDIR), errors.Is(err, unix.ELOOP):
+		return nil // what is there instead has been added
+	case err != nil:
+		return fmt.Errorf("reading the folder %s in %s: openat2: %w", path, p.dir.Name(), err)
 	}
 	d := os.NewFile(uintptr(fd), path)
 	defer d.Close()

@@ -282,7 +282,7 @@ func putIndex(m folder, content []byte) error {
 	if err := m.write(ownIndex, content); err != nil {
 		return err
 	}
-	defer m.remove(ownIndex)
+	defer func() { _ = m.remove(ownIndex) }() // a later harvest replaces one that stays
 	dir := int(m.Fd())
 	if err := unix.Linkat(dir, ownIndex, dir, lock, 0); err != nil {
 		if errors.Is(err, unix.EEXIST) {
@@ -326,7 +326,7 @@ func (h *harvest) readLog() error {
 		h.say("the log of HEAD is not in the base clone: %v", err)
 		return nil
 	}
-	if digest(log) == v.state.Log {
+	if h.log = digest(log); h.log == v.state.Log {
 		return nil
 	}
 	base, err := v.baseLog()
@@ -369,10 +369,6 @@ func (h *harvest) logIDs() []string {
 // exportLog adds the session's lines to the base clone's log of the worktree's HEAD.
 func (h *harvest) exportLog(context.Context) error {
 	v := h.v
-	log, err := v.privateLog()
-	if err != nil {
-		return nil // readLog has said why
-	}
 	if len(h.logLines) > 0 {
 		base, err := v.baseLog()
 		if err != nil {
@@ -396,7 +392,9 @@ func (h *harvest) exportLog(context.Context) error {
 		}
 		h.wrote = true
 	}
-	v.state.Log = digest(log)
+	if h.log != "" {
+		v.state.Log = h.log
+	}
 	step("after the log")
 	return nil
 }
