@@ -86,9 +86,10 @@ type resources struct {
 
 // sandboxRecord names one sandbox beyond doubt. It is durable before the runtime is asked to make anything.
 type sandboxRecord struct {
-	ID         string `json:"id"`
-	Generation uint64 `json:"generation"`
-	Dir        string `json:"dir"`
+	ID         string       `json:"id"`
+	State      SandboxState `json:"state"`
+	Generation uint64       `json:"generation"`
+	Dir        string       `json:"dir"`
 	// Slot is the sandbox's place in the node's range of host uids.
 	Slot int `json:"slot"`
 	// Identity is empty until the runtime has made the container.
@@ -241,7 +242,7 @@ func (r *sessionRecord) proto() *sandboxv1.Session {
 		Env:       r.Env, CreatedAt: timestamppb.New(r.CreatedAt), Notes: r.Notes,
 	}
 	if r.Sandbox != nil {
-		s.Sandbox = r.Sandbox.proto(r.Runtime, r.State)
+		s.Sandbox = r.Sandbox.proto(r.Runtime)
 		s.Mounts = mountsProto(r.Sandbox.Plan)
 	}
 	for _, g := range r.Grants {
@@ -257,10 +258,10 @@ func (r *sessionRecord) proto() *sandboxv1.Session {
 	return s
 }
 
-func (s *sandboxRecord) proto(runtimeName string, session State) *sandboxv1.Sandbox {
+func (s *sandboxRecord) proto(runtimeName string) *sandboxv1.Sandbox {
 	p := &sandboxv1.Sandbox{
 		Id: s.ID, Runtime: runtimeName, ContainerId: s.Identity.ContainerID, Generation: s.Generation,
-		PublicKey: s.PublicKey, State: sandboxState(session), Evidence: evidenceProto(s.Evidence),
+		PublicKey: s.PublicKey, State: sandboxv1.Sandbox_State(sandboxv1.Sandbox_State_value[string(s.State)]), Evidence: evidenceProto(s.Evidence),
 	}
 	if !s.Identity.StartedAt.IsZero() {
 		p.StartedAt = timestamppb.New(s.Identity.StartedAt)
@@ -314,21 +315,6 @@ func conflictSentence(c gitview.Conflict) string {
 		return id
 	}
 	return fmt.Sprintf("%s was %s, the base clone made it %s and the session %s: %s", c.Ref, or(c.BeforeID), or(c.BaseID), or(c.SessionID), c.Remedy)
-}
-
-func sandboxState(s State) sandboxv1.Sandbox_State {
-	switch s {
-	case Provisioning:
-		return sandboxv1.Sandbox_STARTING
-	case Ready, Executing:
-		return sandboxv1.Sandbox_READY
-	case Stopping:
-		return sandboxv1.Sandbox_STOPPING
-	case Uncertain:
-		return sandboxv1.Sandbox_UNCERTAIN
-	default:
-		return sandboxv1.Sandbox_STOPPED
-	}
 }
 
 func evidenceProto(e *runtime.Evidence) *sandboxv1.Evidence {

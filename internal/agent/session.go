@@ -204,9 +204,10 @@ func (s *session) saveTelling(durable bool, change func(*sessionRecord), tell fu
 func (s *session) apply(e Event, reason string, change func(*sessionRecord), more ...journal.Op) error {
 	s.mu.Lock()
 	from := s.rec.State
+	sandbox, sandboxErr := s.rec.nextSandbox(e)
 	s.mu.Unlock()
 	to, effects, err := from.Next(e)
-	if err != nil {
+	if err = cmpErr(err, sandboxErr); err != nil {
 		return err
 	}
 	set := func(r *sessionRecord) {
@@ -216,6 +217,9 @@ func (s *session) apply(e Event, reason string, change func(*sessionRecord), mor
 		}
 		if change != nil {
 			change(r)
+		}
+		if r.Sandbox != nil {
+			r.Sandbox.State = sandbox
 		}
 	}
 	if effects.Durable {
