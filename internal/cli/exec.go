@@ -31,8 +31,8 @@ func execCommand() *cli.Command {
 			"  121 cancelled   122 not started   123 killed (for example by the memory limit)   124 timed out\n" +
 			"  125 the agent refused or failed, or it could not be reached: nothing ran\n" +
 			"A command can return these numbers too: --json and --result-file say which it was beyond doubt.\n\n" +
-			"Ctrl-C asks the agent to cancel the command (not in this version of the agent: it goes on, and is ended by\n" +
-			"its timeout or by \"session retire\"); SIGTERM and SIGHUP leave it running.",
+			"Ctrl-C has the agent cancel the command, as \"cancel\" does, and waits for what became of it; SIGTERM and\n" +
+			"SIGHUP leave it running.",
 		Flags: clientFlags(
 			&cli.DurationFlag{HideDefault: true, Name: "timeout", Usage: "end the command after this time (default: the node's)"},
 			&cli.StringFlag{Name: "exec-id", Usage: "the exec's id, [A-Za-z0-9._-], 1-128 (default: a new one)"},

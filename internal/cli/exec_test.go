@@ -369,3 +369,14 @@ func TestSizesAreReadWithTheirUnits(t *testing.T) {
 		require.ErrorContains(t, err, "is no size", in)
 	}
 }
+
+func TestCancelPrintsWhatBecameOfTheCommand(t *testing.T) {
+	s, socket := serveScript(t)
+	code, stdout, stderr := runCLI(t.Context(), "cancel", "--socket", socket, "s1", "e1")
+	require.Zero(t, code, stderr)
+	require.Equal(t, []string{"e1"}, s.cancels)
+	require.Contains(t, stdout, "exec e1: CANCELLED")
+	code, _, stderr = runCLI(t.Context(), "cancel", "--socket", socket, "s1")
+	require.Equal(t, ExitUsage, code)
+	require.Contains(t, stderr, "SESSION EXEC-ID")
+}
