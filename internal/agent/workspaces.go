@@ -203,10 +203,13 @@ func (a *Agent) workspaceRecordOf(worktree string) (*workspaceRecord, error) {
 // checkNotDeleting refuses a worktree of which a part may be gone already.
 func (a *Agent) checkNotDeleting(worktree string) error {
 	rec, err := a.workspaceRecordOf(worktree)
-	if err == nil && rec != nil && rec.Deleting {
-		err = fmt.Errorf("%w: the deletion of the workspace of %s was begun: complete it first (DeleteWorkspace, sandbox-agent workspace delete)", ErrPrecondition, worktree)
+	if err != nil {
+		return err
 	}
-	return err
+	if _, _, err := rec.state().Next(WsUse); err != nil {
+		return fmt.Errorf("%w: the deletion of the workspace of %s was begun: complete it first (DeleteWorkspace, sandbox-agent workspace delete)", ErrPrecondition, worktree)
+	}
+	return nil
 }
 
 // workspaceOp records whose workspace a worktree's is.
