@@ -19,7 +19,7 @@ const (
 	// batch is how many events a reader takes at a time: it holds nothing of the journal while it passes them on.
 	batch = 256
 	// trimAtOnce bounds one removal of old events, for which the journal's only writer is busy.
-	trimAtOnce = 64
+	trimAtOnce = 32
 	trimEvery  = 10 * time.Second
 )
 
