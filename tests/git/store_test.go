@@ -171,9 +171,12 @@ func TestP12Attack33APipeAtHeadHangsTheBase(t *testing.T) {
 		return n
 	}
 	attack{
-		prepare: func(p *place) { p.outsideGit("init", "-q", "--bare", ".") },
-		strike:  func(p *place) { p.command(`rm -f $M/HEAD; mkfifo $M/HEAD`) },
-		harmed:  func(p *place) bool { return hang(p) > 0 },
+		prepare: func(p *place) {
+			p.outsideGit("init", "-q", ".")
+			p.outsideGit("commit", "-q", "--allow-empty", "-m", "of another")
+		},
+		strike: func(p *place) { p.command(`rm -f $M/HEAD; mkfifo $M/HEAD`) },
+		harmed: func(p *place) bool { return hang(p) > 0 },
 		inside: func(p *place) {
 			if p.layout == isolated {
 				p.hostWorks("fetch", "-q", p.out)

@@ -21,7 +21,13 @@ func Remove(ctx context.Context, ws Workspace) error {
 		return gone(ws)
 	}
 	if err == nil {
-		err = removeAll(ctx, trusted(ws.Repository, ws.CommonDir, ws.Worktree, owner), ws)
+		err = dropForeign(ws, owner)
+	}
+	if err == nil {
+		base := trusted(ws.Repository, ws.CommonDir, ws.Worktree, owner)
+		if err = removeAll(ctx, base, ws); err != nil && mendHead(ws, owner) == nil {
+			err = removeAll(ctx, base, ws)
+		}
 	}
 	if err != nil {
 		return fmt.Errorf("left is worktree %s, or a part of it: remove it (git -C %s worktree remove --force %s): %w", ws.Worktree, ws.Repository, ws.Worktree, err)
