@@ -1,0 +1,566 @@
+package faults
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"connectrpc.com/connect/v2"
+	"github.com/stretchr/testify/require"
+	"google.golang.org/protobuf/proto"
+
+	sandboxv1 "github.com/sandbox-agent/sandbox-agent/api/sandbox/v1"
+	"github.com/sandbox-agent/sandbox-agent/internal/cli/client"
+	"github.com/sandbox-agent/sandbox-agent/internal/testkit"
+	"github.com/sandbox-agent/sandbox-agent/pkg/receipt/verify"
+)
+
+const (
+	// owner owns the repositories and worktrees.
+	owner = 4322
+	// patience bounds what a test waits for when it fails; nothing passes or fails by it.
+	patience = 60 * time.Second
+	poll     = 5 * time.Millisecond
+)
+
+// long says whether everything is tried.
+func long() bool { return os.Getenv("SANDBOX_TEST_LONG") == "1" }
+
+var agentBinary string
+
+func TestMain(m *testing.M) { os.Exit(runTests(m)) }
+
+func runTests(m *testing.M) int {
+	defer testkit.CleanBinaries()
+	dir, err := os.MkdirTemp("/var/tmp", "sa-faults-bin-")
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	defer os.RemoveAll(dir)
+	agentBinary = filepath.Join(dir, "sandbox-agent")
+	return m.Run()
+}
+
+// needAgent builds the agent with its crash points, once.
+func needAgent(t testing.TB) {
+	t.Helper()
+	testkit.Need(t, testkit.Root, testkit.Bash, testkit.Git, testkit.UserNamespaces, testkit.CgroupV1orV2)
+	if _, err := os.Stat(agentBinary); err == nil {
+		return
+	}
+	if built := filepath.Join(os.Getenv(testkit.BinDirEnv), "sandbox-agent-crashpoints"); os.Link(built, agentBinary) == nil {
+		return // for a machine that has no Go
+	}
+	testkit.Need(t, testkit.Program("go"), testkit.GCC)
+	root, err := testkit.ModuleRoot()
+	require.NoError(t, err)
+	build := exec.Command("go", "build", "-buildvcs=false", "-trimpath", "-tags", "crashpoints", "-o", agentBinary, "./cmd/sandbox-agent")
+	build.Dir = root
+	build.Env = append(os.Environ(), "CGO_ENABLED=1")
+	out, err := build.CombinedOutput()
+	require.NoError(t, err, string(out))
+}
+
+// agent is one state folder and the process that serves it, again and again.
+type agent struct {
+	t      testing.TB
+	dir    string // everything of it
+	state  string
+	socket string
+	config string
+	log    string
+	armed  string // the file that says where it dies
+	points string // the file that says where it came by
+	cmd    *exec.Cmd
+	ended  chan struct{}
+	client *client.Client
+}
+
+// newAgent starts an agent. extra is appended to its configuration, prepare is called with the state folder before.
+func newAgent(t testing.TB, extra string, prepare ...func(state string)) *agent {
+	t.Helper()
+	needAgent(t)
+	dir := testkit.StateDir(t)
+	a := &agent{
+		t: t, dir: dir, state: filepath.Join(dir, "state"), socket: filepath.Join(dir, "exec.sock"),
+		config: filepath.Join(dir, "config.yaml"), log: filepath.Join(dir, "log"),
+		armed: filepath.Join(dir, "armed"), points: filepath.Join(dir, "points"),
+	}
+	text := fmt.Sprintf("state_dir: %s\nsocket: {path: %s}\nworkspace: {roots: [/var/tmp]}\n%s", a.state, a.socket, extra)
+	require.NoError(t, os.WriteFile(a.config, []byte(text), 0o600))
+	require.NoError(t, os.Mkdir(a.state, 0o711))
+	t.Cleanup(a.nothingLeft)
+	for _, f := range prepare {
+		f(a.state)
+	}
+	a.serve()
+	t.Cleanup(a.shutdown)
+	return a
+}
+
+// launch starts the process and doesn't wait for anything.
+func (a *agent) launch() {
+	a.t.Helper()
+	receiptd, _ := testkit.Binaries(a.t)
+	log, err := os.OpenFile(a.log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	require.NoError(a.t, err)
+	defer log.Close()
+	a.cmd = exec.Command(agentBinary, "serve", "--config", a.config, "--libexec-dir", filepath.Dir(receiptd))
+	a.cmd.Stdout, a.cmd.Stderr = log, log
+	a.cmd.Env = append(os.Environ(), "SANDBOX_AGENT_CRASH_AT="+a.armed, "SANDBOX_AGENT_CRASH_LOG="+a.points)
+	a.cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	require.NoError(a.t, a.cmd.Start())
+	a.ended = make(chan struct{})
+	go func(cmd *exec.Cmd, ended chan struct{}) { _ = cmd.Wait(); close(ended) }(a.cmd, a.ended)
+	a.client = client.New(a.socket)
+}
+
+// serve starts the process and waits until it answers.
+func (a *agent) serve() {
+	a.t.Helper()
+	a.launch()
+	a.until("the agent answers", func() bool {
+		if a.isDead() {
+			a.t.Fatalf("the agent ended:\n%s", a.logText())
+		}
+		return a.answers()
+	})
+}
+
+func (a *agent) answers() bool {
+	_, err := a.client.Node.GetNodeInfo(context.Background(), &sandboxv1.GetNodeInfoRequest{})
+	return err == nil
+}
+
+func (a *agent) isDead() bool {
+	select {
+	case <-a.ended:
+		return true
+	default:
+		return false
+	}
+}
+
+// kill is kill -9.
+func (a *agent) kill() {
+	a.t.Helper()
+	_ = a.cmd.Process.Kill()
+	<-a.ended
+}
+
+func (a *agent) restart() {
+	a.t.Helper()
+	a.kill()
+	a.serve()
+}
+
+// arm has the agent die when it comes to a point for the count-th time.
+func (a *agent) arm(name string, count int) {
+	a.t.Helper()
+	require.NoError(a.t, os.WriteFile(a.armed, fmt.Appendf(nil, "%s:%d", name, count), 0o600))
+}
+
+func (a *agent) disarm() { _ = os.Remove(a.armed) }
+
+// passed gives the points that the agent came by since the last call, in their order.
+func (a *agent) passed() []string {
+	b, _ := os.ReadFile(a.points)
+	_ = os.Remove(a.points)
+	return strings.Fields(string(b))
+}
+
+func (a *agent) logText() string {
+	b, _ := os.ReadFile(a.log)
+	if len(b) > 16<<10 {
+		b = b[len(b)-16<<10:]
+	}
+	return string(b)
+}
+
+// until polls for something that comes by itself, and fails the test when it never does.
+func (a *agent) until(what string, holds func() bool) {
+	a.t.Helper()
+	for end := time.Now().Add(patience); !holds(); time.Sleep(poll) {
+		if time.Now().After(end) {
+			a.t.Fatalf("never: %s\n%s", what, a.logText())
+		}
+	}
+}
+
+// shutdown deletes what is left of sessions, so that no sandbox stays on the machine, and stops the agent.
+func (a *agent) shutdown() {
+	if a.t.Failed() {
+		a.t.Logf("the agent's log:\n%s", a.logText())
+	}
+	a.disarm()
+	if a.isDead() {
+		a.serve()
+	}
+	list, err := a.client.Sessions.ListSessions(context.Background(), &sandboxv1.ListSessionsRequest{PageSize: 1000})
+	if err != nil {
+		a.t.Errorf("listing what is left: %v", err)
+		return
+	}
+	for _, s := range list.GetSessions() {
+		if _, err := a.client.Sessions.DeleteSession(context.Background(), &sandboxv1.DeleteSessionRequest{SessionId: s.GetSessionId()}); err != nil {
+			a.t.Errorf("deleting session %s: %v", s.GetSessionId(), err)
+		}
+	}
+	_ = a.cmd.Process.Signal(syscall.SIGTERM)
+	select {
+	case <-a.ended:
+	case <-time.After(patience):
+		a.t.Errorf("the agent does not end on SIGTERM")
+		a.kill()
+	}
+}
+
+// nothingLeft looks, after the agent's end, for what no deletion may leave.
+func (a *agent) nothingLeft() {
+	for end := time.Now().Add(5 * time.Second); ; time.Sleep(20 * time.Millisecond) {
+		left := a.left()
+		if len(left) == 0 {
+			return
+		}
+		if time.Now().After(end) {
+			a.t.Errorf("left behind:\n  %s", strings.Join(left, "\n  "))
+			return
+		}
+	}
+}
+
+func (a *agent) left() (left []string) {
+	entries, _ := os.ReadDir(filepath.Join(a.state, "sandboxes"))
+	for _, e := range entries {
+		left = append(left, "folder "+filepath.Join(a.state, "sandboxes", e.Name()))
+	}
+	mounts, _ := os.ReadFile("/proc/self/mountinfo")
+	for line := range strings.Lines(string(mounts)) {
+		if strings.Contains(line, a.state+"/") {
+			left = append(left, "mount "+strings.TrimSpace(line))
+		}
+	}
+	for _, id := range a.sandboxes() {
+		for _, pid := range processesOf(id) {
+			left = append(left, fmt.Sprintf("process %d of %s", pid, id))
+		}
+		left = append(left, cgroupsOf(id)...)
+	}
+	return left
+}
+
+// sandboxes are the ids of all sandboxes that this state folder ever had: their receipts stay.
+func (a *agent) sandboxes() (ids []string) {
+	entries, _ := os.ReadDir(filepath.Join(a.state, "receipts"))
+	for _, e := range entries {
+		ids = append(ids, e.Name())
+	}
+	return ids
+}
+
+// processesOf are those in a sandbox's cgroup.
+func processesOf(sandbox string) (pids []int) {
+	files, _ := filepath.Glob("/proc/[0-9]*/cgroup")
+	for _, path := range files {
+		b, err := os.ReadFile(path)
+		if err != nil || !strings.Contains(string(b), sandbox) {
+			continue
+		}
+		if pid, err := strconv.Atoi(filepath.Base(filepath.Dir(path))); err == nil {
+			pids = append(pids, pid)
+		}
+	}
+	return pids
+}
+
+func cgroupsOf(sandbox string) (dirs []string) {
+	_ = filepath.WalkDir("/sys/fs/cgroup", func(path string, d fs.DirEntry, err error) error {
+		if err == nil && d.IsDir() && strings.Contains(d.Name(), sandbox) {
+			dirs = append(dirs, "cgroup "+path)
+			return fs.SkipDir
+		}
+		return nil
+	})
+	return dirs
+}
+
+// named are a sandbox's processes of one name.
+func named(sandbox, comm string) (pids []int) {
+	for _, pid := range processesOf(sandbox) {
+		b, _ := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid))
+		if strings.TrimSpace(string(b)) == comm {
+			pids = append(pids, pid)
+		}
+	}
+	return pids
+}
+
+func codeOf(err error) connect.Code {
+	if e, ok := errors.AsType[*connect.Error](err); ok {
+		return e.Code()
+	}
+	return 0
+}
+
+// lost says that an error is the connection's and not an answer.
+func lost(err error) bool { return err != nil && client.ConnectionLost(err) }
+
+// session is a session on a repository with a worktree of its own, as its clients know it.
+type session struct {
+	*agent
+	id, repo, worktree, branch string
+	create                     *sandboxv1.CreateSessionRequest
+	count                      int
+	answers                    map[string]*answered
+	pending                    []*sandboxv1.ExecRequest // asked for, and not judged yet
+	sandbox                    string                   // the one that it had last, if noteSandbox was called
+}
+
+// answered is what was answered once, and may never be answered differently.
+type answered struct {
+	request *sandboxv1.ExecRequest
+	result  *sandboxv1.ExecResult
+}
+
+var sessionCount int
+
+// unborn is a session that nobody has created yet.
+func (a *agent) unborn(repo string) *session {
+	sessionCount++
+	id := fmt.Sprintf("s%d", sessionCount)
+	s := &session{
+		agent: a, id: id, repo: repo, worktree: filepath.Join(filepath.Dir(repo), "wt-"+id), branch: "b-" + id,
+		answers: map[string]*answered{},
+	}
+	s.create = &sandboxv1.CreateSessionRequest{SessionId: id, Workspace: &sandboxv1.Workspace{Repository: repo, Worktree: s.worktree, Branch: s.branch}}
+	return s
+}
+
+func (a *agent) session(repo string) *session {
+	a.t.Helper()
+	s := a.unborn(repo)
+	s.born()
+	return s
+}
+
+func (s *session) born() *sandboxv1.Session {
+	s.t.Helper()
+	res, err := s.client.Sessions.CreateSession(context.Background(), proto.CloneOf(s.create))
+	require.NoError(s.t, err, s.logText())
+	return res.GetSession()
+}
+
+func (s *session) get() *sandboxv1.Session {
+	s.t.Helper()
+	res, err := s.client.Sessions.GetSession(context.Background(), &sandboxv1.GetSessionRequest{SessionId: s.id})
+	require.NoError(s.t, err)
+	return res.GetSession()
+}
+
+// request is a new exec: it counts itself in a file of its own, and then does what.
+func (s *session) request(what string) *sandboxv1.ExecRequest {
+	s.count++
+	id := fmt.Sprintf("e%d", s.count)
+	command := fmt.Sprintf("mkdir -p runs; printf x >> runs/%s; echo %s", id, id)
+	if what != "" {
+		command += "; " + what
+	}
+	return &sandboxv1.ExecRequest{SessionId: s.id, ExecId: id, Command: command}
+}
+
+// gated is a command that goes on until open is called.
+func gated(name string) string { return "until [ -e runs/open-" + name + " ]; do sleep 0.01; done" }
+
+func (s *session) open(name string) {
+	s.t.Helper()
+	require.NoError(s.t, os.MkdirAll(filepath.Join(s.worktree, "runs"), 0o777))
+	require.NoError(s.t, os.WriteFile(filepath.Join(s.worktree, "runs", "open-"+name), nil, 0o644))
+}
+
+// ran is how often an exec's command began, as the command itself says.
+func (s *session) ran(exec string) int {
+	b, err := os.ReadFile(filepath.Join(s.worktree, "runs", exec))
+	if err != nil {
+		return 0
+	}
+	return len(b)
+}
+
+func (s *session) awaitRun(exec string) {
+	s.t.Helper()
+	s.until("exec "+exec+" runs", func() bool { return s.ran(exec) > 0 })
+}
+
+// exec asks once. The request is copied: the agent fills in what is missing.
+func (s *session) exec(r *sandboxv1.ExecRequest) (*sandboxv1.ExecResult, error) {
+	res, err := s.client.Execs.Exec(context.Background(), proto.CloneOf(r))
+	return res.GetResult(), err
+}
+
+// start asks, and gives the answer later; nil when there was none.
+func (s *session) start(r *sandboxv1.ExecRequest) <-chan *sandboxv1.ExecResult {
+	done := make(chan *sandboxv1.ExecResult, 1)
+	c := s.client
+	go func() {
+		res, _ := c.Execs.Exec(context.Background(), proto.CloneOf(r))
+		done <- res.GetResult()
+	}()
+	return done
+}
+
+// known says whether the agent has an exec of this id.
+func (s *session) known(exec string) bool {
+	s.t.Helper()
+	_, err := s.client.Execs.GetExec(context.Background(), &sandboxv1.GetExecRequest{SessionId: s.id, ExecId: exec})
+	if codeOf(err) == connect.CodeNotFound {
+		return false
+	}
+	require.NoError(s.t, err)
+	return true
+}
+
+// settle has an exec answered, whatever became of it, and judges the answer. It gives the answer.
+func (s *session) settle(r *sandboxv1.ExecRequest) *sandboxv1.ExecResult {
+	s.t.Helper()
+	if !s.known(r.GetExecId()) {
+		require.Zero(s.t, s.ran(r.GetExecId()), "P1: exec %s ran, and there is no intent of it", r.GetExecId())
+	}
+	result, err := s.exec(r)
+	require.NoError(s.t, err, s.logText())
+	require.NoError(s.t, s.judge(r, result))
+	return result
+}
+
+// judge compares an answer with what the command did, with its receipt, and with what was answered before.
+func (s *session) judge(r *sandboxv1.ExecRequest, result *sandboxv1.ExecResult) error {
+	id, ran := r.GetExecId(), s.ran(r.GetExecId())
+	switch result.GetStatus() {
+	case sandboxv1.ExecResult_EXITED, sandboxv1.ExecResult_SIGNALED, sandboxv1.ExecResult_TIMED_OUT, sandboxv1.ExecResult_KILLED:
+		if ran != 1 {
+			return fmt.Errorf("P6: exec %s is %s and ran %d times", id, result.GetStatus(), ran)
+		}
+		if err := s.verifies(result); err != nil {
+			return fmt.Errorf("P2: exec %s is %s: %w", id, result.GetStatus(), err)
+		}
+	case sandboxv1.ExecResult_NOT_STARTED:
+		if ran != 0 {
+			return fmt.Errorf("P6: exec %s is NOT_STARTED and ran %d times", id, ran)
+		}
+	case sandboxv1.ExecResult_CANCELLED, sandboxv1.ExecResult_UNCERTAIN:
+		if ran > 1 {
+			return fmt.Errorf("P6: exec %s ran %d times", id, ran)
+		}
+		if result.GetStatus() == sandboxv1.ExecResult_CANCELLED && !result.GetEvidence().GetComplete() {
+			return fmt.Errorf("P5: exec %s is CANCELLED without the whole evidence", id)
+		}
+	default:
+		return fmt.Errorf("exec %s is %s", id, result.GetStatus())
+	}
+	return s.sameAsBefore(r, result)
+}
+
+func (s *session) sameAsBefore(r *sandboxv1.ExecRequest, result *sandboxv1.ExecResult) error {
+	before := s.answers[r.GetExecId()]
+	if before == nil {
+		s.answers[r.GetExecId()] = &answered{proto.CloneOf(r), result}
+		return nil
+	}
+	if a, b := lasting(before.result), lasting(result); !proto.Equal(a, b) {
+		return fmt.Errorf("P7: exec %s was answered before\n  %v\nand now\n  %v", r.GetExecId(), a, b)
+	}
+	return nil
+}
+
+// lasting is the part of an answer that stays. Evidence may come to an uncertain one later. What was harvested is not part
+// of the receipt: after a crash it is what the harvest of the next start found.
+func lasting(r *sandboxv1.ExecResult) *sandboxv1.ExecResult {
+	c := proto.CloneOf(r)
+	c.Harvest = nil
+	if c.GetStatus() == sandboxv1.ExecResult_UNCERTAIN {
+		c.Evidence = nil
+	}
+	c.StdoutText, c.StderrText = "", ""
+	return c
+}
+
+// verifies checks an answer's receipt with the key that lies beside it, as anyone could offline.
+func (s *session) verifies(r *sandboxv1.ExecResult) error {
+	key, err := verify.LoadKey(filepath.Join(s.state, "keys", r.GetSandboxId()+".pub"))
+	if err != nil {
+		return err
+	}
+	p, err := verify.Envelope(r.GetReceipt(), key)
+	if err != nil {
+		return err
+	}
+	if p.ExecID != r.GetExecId() || p.SessionID != r.GetSessionId() || p.Generation != r.GetGeneration() || string(p.Status) != r.GetStatus().String() {
+		return fmt.Errorf("the receipt is of exec %s of session %s, generation %d, %s", p.ExecID, p.SessionID, p.Generation, p.Status)
+	}
+	return nil
+}
+
+// same asks for everything that was ever answered again: with the same request, and with another one.
+func (s *session) same() {
+	s.t.Helper()
+	for id, before := range s.answers {
+		again, err := s.exec(before.request)
+		require.NoError(s.t, err, "P7: exec %s", id)
+		require.NoError(s.t, s.judge(before.request, again))
+		other := proto.CloneOf(before.request)
+		other.Command += " "
+		_, err = s.exec(other)
+		require.Equal(s.t, connect.CodeAlreadyExists, codeOf(err), "P7: exec %s with another command: %v", id, err)
+	}
+}
+
+// works asserts that the session runs commands.
+func (s *session) works() {
+	s.t.Helper()
+	r := s.settle(s.request(""))
+	require.Equal(s.t, sandboxv1.ExecResult_EXITED, r.GetStatus(), "%s\n%s", r.GetReason(), s.logText())
+}
+
+// destroyed deletes the session: with the whole evidence, and then nothing of its sandbox is alive.
+func (s *session) destroyed() {
+	s.t.Helper()
+	sandbox := s.get().GetSandbox().GetId()
+	res, err := s.client.Sessions.DeleteSession(context.Background(), &sandboxv1.DeleteSessionRequest{SessionId: s.id})
+	require.NoError(s.t, err, s.logText())
+	if sandbox == "" {
+		return
+	}
+	require.True(s.t, res.GetEvidence().GetComplete(), "P5: %v", res.GetEvidence())
+	require.Empty(s.t, processesOf(sandbox), "P5: the evidence says that %s is gone", sandbox)
+}
+
+// noteSandbox keeps the id of the sandbox that there is now; lastSandbox gives it when nobody can be asked any more.
+func (s *session) noteSandbox() {
+	res, err := s.client.Sessions.GetSession(context.Background(), &sandboxv1.GetSessionRequest{SessionId: s.id})
+	if err == nil {
+		s.sandbox = res.GetSession().GetSandbox().GetId()
+	}
+}
+
+func (s *session) lastSandbox() string {
+	s.t.Helper()
+	require.NotEmpty(s.t, s.sandbox)
+	return s.sandbox
+}
+
+func quiet() *slog.Logger { return slog.New(slog.DiscardHandler) }
+
+func git(t testing.TB, dir string, args ...string) string {
+	t.Helper()
+	return strings.TrimSpace(testkit.GitAs(t, owner, dir, args...))
+}

@@ -1,0 +1,510 @@
+package faults
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"testing"
+
+	"connectrpc.com/connect/v2"
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+
+	sandboxv1 "github.com/sandbox-agent/sandbox-agent/api/sandbox/v1"
+	"github.com/sandbox-agent/sandbox-agent/internal/agent/journal"
+	"github.com/sandbox-agent/sandbox-agent/internal/testkit"
+)
+
+// operation is one kind of call. prepare brings the session to where it can be made; do makes it, and returns also when the
+// agent dies meanwhile; check is asked when an agent is there again, died or not.
+type operation struct {
+	name string
+	// consumes: the session is gone or spoilt afterwards.
+	consumes bool
+	// starts: the points are those of the agent's start; do is called when it is dead, before the start.
+	starts  bool
+	prepare func(s *session)
+	do      func(s *session)
+	check   func(s *session)
+}
+
+// current is the exec that an operation is about.
+func (s *session) current() *sandboxv1.ExecRequest { return s.pending[len(s.pending)-1] }
+
+func (s *session) next(what string) *sandboxv1.ExecRequest {
+	r := s.request(what)
+	s.pending = append(s.pending, r)
+	return r
+}
+
+// settleAll has every pending exec answered.
+func (s *session) settleAll() {
+	s.t.Helper()
+	for _, r := range s.pending {
+		s.open(r.GetExecId())
+		s.settle(r)
+	}
+	s.pending = nil
+}
+
+// gate begins a command that goes on until its gate is opened.
+func (s *session) gate() *sandboxv1.ExecRequest {
+	s.t.Helper()
+	s.next("")
+	r := s.current()
+	r.Command += "; " + gated(r.GetExecId())
+	s.start(r)
+	s.awaitRun(r.GetExecId())
+	return r
+}
+
+func operations() []operation {
+	var epoch uint64
+	grants := func(value string) []*sandboxv1.Grant {
+		return []*sandboxv1.Grant{{Name: "g", Files: []*sandboxv1.GrantFile{{Path: "f", Content: []byte(value)}}}}
+	}
+	return []operation{{
+		name: "exec", do: func(s *session) { s.exec(s.next("")) }, check: (*session).settleAll,
+	}, {
+		name: "exec that commits",
+		do: func(s *session) {
+			s.exec(s.next("git commit -q --allow-empty -m " + s.id))
+		},
+		check: func(s *session) {
+			r := s.current()
+			s.settleAll()
+			if s.ran(r.GetExecId()) == 0 {
+				return
+			}
+			s.until("the commit is in the base clone", func() bool {
+				return git(s.t, s.repo, "rev-parse", s.branch) == inWorktree(s, "rev-parse", "HEAD")
+			})
+		},
+	}, {
+		name: "cancel of a running exec", prepare: func(s *session) { s.gate() },
+		do: func(s *session) {
+			s.client.Execs.CancelExec(context.Background(), &sandboxv1.CancelExecRequest{SessionId: s.id, ExecId: s.current().GetExecId()})
+		},
+		check: (*session).settleAll,
+	}, {
+		name: "cancel of a queued exec", prepare: func(s *session) {
+			s.gate()
+			r := s.next("")
+			s.start(r)
+			s.until("it waits", func() bool { return slices.Contains(s.get().GetQueuedExecIds(), r.GetExecId()) })
+		},
+		do: func(s *session) {
+			res, err := s.client.Execs.CancelExec(context.Background(), &sandboxv1.CancelExecRequest{SessionId: s.id, ExecId: s.current().GetExecId()})
+			if err == nil {
+				require.Equal(s.t, sandboxv1.ExecResult_NOT_STARTED, res.GetResult().GetStatus())
+				require.NoError(s.t, s.judge(s.current(), res.GetResult()))
+			}
+		},
+		check: (*session).settleAll,
+	}, {
+		name: "retire beside a running exec", prepare: func(s *session) { s.gate() },
+		do: func(s *session) {
+			s.client.Sessions.RetireSandbox(context.Background(), &sandboxv1.RetireSandboxRequest{SessionId: s.id})
+		},
+		check: (*session).settleAll,
+	}, {
+		name: "claim",
+		do: func(s *session) {
+			epoch = s.get().GetOwnerEpoch()
+			res, err := s.client.Sessions.ClaimSession(context.Background(), &sandboxv1.ClaimSessionRequest{SessionId: s.id})
+			if err == nil {
+				require.Equal(s.t, epoch+1, res.GetSession().GetOwnerEpoch())
+				epoch++
+			}
+		},
+		check: func(s *session) {
+			now := s.get().GetOwnerEpoch()
+			require.GreaterOrEqual(s.t, now, epoch, "P8: an epoch that was told is never taken back")
+			require.LessOrEqual(s.t, now, epoch+1)
+			old := s.request("")
+			if old.OwnerEpoch = now - 1; old.OwnerEpoch == 0 {
+				return
+			}
+			_, err := s.exec(old)
+			require.Equal(s.t, connect.CodeFailedPrecondition, codeOf(err), "P8: %v", err)
+			require.Zero(s.t, s.ran(old.GetExecId()), "P8")
+		},
+	}, {
+		name: "trusted Git", do: func(s *session) {
+			s.client.Git.Git(context.Background(), &sandboxv1.GitRequest{SessionId: s.id, Args: []string{"commit", "-q", "--allow-empty", "-m", "trusted"}})
+		},
+		check: func(s *session) {
+			s.until("the commit is in the base clone", func() bool {
+				return git(s.t, s.repo, "rev-parse", s.branch) == inWorktree(s, "rev-parse", "HEAD")
+			})
+		},
+	}, {
+		name: "start beside a running exec", starts: true, prepare: func(s *session) { s.gate() },
+		do: func(*session) {}, check: (*session).settleAll,
+	}, {
+		name: "start after the sandbox died", starts: true, prepare: func(s *session) { s.gate() },
+		do: func(s *session) {
+			for _, pid := range processesOf(s.lastSandbox()) {
+				_ = unix.Kill(pid, unix.SIGKILL)
+			}
+		},
+		check: (*session).settleAll,
+	}, {
+		name: "create", consumes: true,
+		prepare: func(s *session) { s.destroyed(); *s = *s.unborn(s.repo) },
+		do:      func(s *session) { s.client.Sessions.CreateSession(context.Background(), s.create) },
+		check: func(s *session) {
+			made := s.born() // the same request finds it, or makes it
+			require.Equal(s.t, s.branch, inWorktree(s, "branch", "--show-current"))
+			require.NotEmpty(s.t, made.GetSandbox().GetId())
+		},
+	}, {
+		name: "grants", consumes: true, prepare: func(s *session) { s.gate() },
+		do: func(s *session) {
+			s.client.Sessions.UpdateGrants(context.Background(), &sandboxv1.UpdateGrantsRequest{SessionId: s.id, Grants: grants("secret")})
+		},
+		check: func(s *session) {
+			s.open(s.current().GetExecId())
+			// The contents died with the agent, unless it lives: then, or if they were never recorded, commands may run.
+			r := s.request("cat /run/grants/g/f")
+			result, err := s.exec(r)
+			if err != nil {
+				require.Equal(s.t, connect.CodeFailedPrecondition, codeOf(err), "P15: %v", err)
+				require.Equal(s.t, sandboxv1.Session_GRANTS_REQUIRED, s.get().GetState(), "P15")
+				require.Zero(s.t, s.ran(r.GetExecId()), "P15")
+			} else {
+				require.NoError(s.t, s.judge(r, result))
+			}
+			_, err = s.client.Sessions.UpdateGrants(context.Background(), &sandboxv1.UpdateGrantsRequest{SessionId: s.id, Grants: grants("again")})
+			require.NoError(s.t, err, s.logText())
+			r = s.request("cat /run/grants/g/f")
+			require.Equal(s.t, r.GetExecId()+"\nagain", string(s.settle(r).GetStdout()))
+			s.settleAll()
+		},
+	}, {
+		name: "delete beside a running exec", consumes: true, prepare: func(s *session) { s.gate() },
+		do: func(s *session) {
+			s.client.Sessions.DeleteSession(context.Background(), &sandboxv1.DeleteSessionRequest{SessionId: s.id})
+		},
+		check: func(s *session) {
+			s.open(s.current().GetExecId())
+			sandbox := s.lastSandbox()
+			s.deleteAgain(func() error {
+				_, err := s.client.Sessions.DeleteSession(context.Background(), &sandboxv1.DeleteSessionRequest{SessionId: s.id})
+				return err
+			})
+			require.Empty(s.t, processesOf(sandbox), "P5")
+			require.LessOrEqual(s.t, s.ran(s.current().GetExecId()), 1)
+			_, err := s.client.Sessions.CreateSession(context.Background(), s.create)
+			require.Equal(s.t, connect.CodeAlreadyExists, codeOf(err), "P7: ids are never used again: %v", err)
+		},
+	}, {
+		name: "delete of a workspace", consumes: true, do: func(s *session) {
+			s.client.Sessions.DeleteWorkspace(context.Background(), &sandboxv1.DeleteWorkspaceRequest{SessionId: s.id, Force: true})
+		},
+		check: func(s *session) {
+			sandbox := s.lastSandbox()
+			s.deleteAgain(func() error {
+				_, err := s.client.Sessions.DeleteWorkspace(context.Background(), &sandboxv1.DeleteWorkspaceRequest{SessionId: s.id, Force: true})
+				return err
+			})
+			require.Empty(s.t, processesOf(sandbox), "P5")
+			require.NoDirExists(s.t, s.worktree)
+			require.NotContains(s.t, git(s.t, s.repo, "worktree", "list"), s.worktree)
+			require.NotContains(s.t, git(s.t, s.repo, "for-each-ref"), "refs/sandboxes/"+s.id+"/")
+		},
+	}}
+}
+
+// deleteAgain completes a deletion that may be complete.
+func (s *session) deleteAgain(call func() error) {
+	s.t.Helper()
+	if err := call(); err != nil {
+		require.Equal(s.t, connect.CodeNotFound, codeOf(err), "%v\n%s", err, s.logText())
+	}
+	_, err := s.client.Sessions.GetSession(context.Background(), &sandboxv1.GetSessionRequest{SessionId: s.id})
+	require.Equal(s.t, connect.CodeNotFound, codeOf(err), "%v", err)
+	s.pending, s.answers = nil, map[string]*answered{}
+}
+
+// inWorktree asks Git in the private Git folder that the session has mounted: the base clone's own has what was harvested.
+func inWorktree(s *session, args ...string) string {
+	s.t.Helper()
+	res, err := s.client.Git.Git(context.Background(), &sandboxv1.GitRequest{SessionId: s.id, Args: args})
+	require.NoError(s.t, err, s.logText())
+	return string(trim(res.GetStdout()))
+}
+
+func trim(b []byte) []byte {
+	for len(b) > 0 && b[len(b)-1] == '\n' {
+		b = b[:len(b)-1]
+	}
+	return b
+}
+
+// crashCase is a session on which operations are made one after the other.
+type crashCase struct {
+	*agent
+	repo string
+	s    *session
+}
+
+func (c *crashCase) fresh() *session {
+	c.t.Helper()
+	if c.s == nil {
+		c.s = c.session(c.repo)
+	}
+	return c.s
+}
+
+// run makes an operation; with at, the agent is to die at that point. It says whether it did.
+func (c *crashCase) run(op operation, at string, count int) (died bool) {
+	c.t.Helper()
+	s := c.fresh()
+	if op.prepare != nil {
+		op.prepare(s)
+	}
+	s.noteSandbox()
+	c.passed()
+	if at != "" && !op.starts {
+		c.arm(at, count)
+	}
+	if op.starts {
+		c.kill()
+		op.do(s)
+		if at != "" {
+			c.arm(at, count)
+		}
+		c.launch()
+		c.until("it answers or dies", func() bool { died = c.isDead(); return died || c.answers() })
+	} else {
+		op.do(s)
+	}
+	if at != "" {
+		if !died {
+			died = c.isDead() || c.dies()
+		}
+		c.disarm()
+		if died {
+			c.serve()
+		}
+	}
+	op.check(s)
+	s.pending = nil
+	s.same()
+	if op.consumes {
+		c.end()
+	} else {
+		s.works()
+	}
+	return died
+}
+
+// dies waits a little for a death that is under way: the connection is lost before the process is.
+func (c *crashCase) dies() bool {
+	if c.answers() {
+		return false
+	}
+	<-c.ended
+	return true
+}
+
+// end deletes the session, if there still is one.
+func (c *crashCase) end() {
+	c.t.Helper()
+	if _, err := c.client.Sessions.GetSession(context.Background(), &sandboxv1.GetSessionRequest{SessionId: c.s.id}); err == nil {
+		c.s.destroyed()
+	}
+	c.s = nil
+}
+
+// pointsOf gives, in their order, the points that the agent came by, each once, with how often.
+func pointsOf(passed []string) (order []string, times map[string]int) {
+	times = map[string]int{}
+	for _, name := range passed {
+		if times[name]++; times[name] == 1 {
+			order = append(order, name)
+		}
+	}
+	return order, times
+}
+
+// special are points that other tests die at.
+var special = []string{"undo.undone", "recover.removed", "expire.recorded", "expire.removed"}
+
+// TestP6AnAgentThatIsKilledBetweenAnyTwoStepsNeverLiesAfterwards makes each kind of call, has the agent killed (kill -9) at
+// each of the named points that the call comes by, starts it again and compares all that it says with what the commands
+// did. The points are found by making the call first without a death.
+func TestP6AnAgentThatIsKilledBetweenAnyTwoStepsNeverLiesAfterwards(t *testing.T) {
+	a := newAgent(t, "")
+	c := &crashCase{agent: a, repo: testkit.Repo(t, owner)}
+	crashed := map[string]int{}
+	deaths, tried := 0, 0
+	for _, op := range operations() {
+		t.Run(op.name, func(t *testing.T) {
+			c.t = t
+			c.run(op, "", 0)
+			order, times := pointsOf(c.passed())
+			require.NotEmpty(t, order, op.name)
+			for _, point := range order {
+				for _, count := range countsOf(times[point]) {
+					if !long() && (crashed[point] > 0 || count > 1) {
+						continue
+					}
+					tried++
+					t.Logf("killed at %s, the %d. time", point, count)
+					if c.run(op, point, count) {
+						deaths++
+						crashed[point]++
+					}
+				}
+			}
+		})
+		c.t = t
+		if t.Failed() {
+			return
+		}
+	}
+	t.Run("every point", func(t *testing.T) {
+		t.Logf("%d calls that were to be cut short, %d crashes injected at %d points, 0 violations", tried, deaths, len(crashed))
+		for _, name := range namedPoints(t) {
+			if !slices.Contains(special, name) {
+				require.NotZero(t, crashed[name], "no call was killed at the point %s", name)
+			}
+		}
+	})
+}
+
+// countsOf are the first and the last time.
+func countsOf(times int) []int {
+	if times > 1 {
+		return []int{1, times}
+	}
+	return []int{1}
+}
+
+// namedPoints are the points in the agent's source.
+func namedPoints(t *testing.T) []string {
+	t.Helper()
+	root, err := testkit.ModuleRoot()
+	require.NoError(t, err)
+	files, err := filepath.Glob(filepath.Join(root, "internal/agent/*.go"))
+	require.NoError(t, err)
+	found := map[string]bool{}
+	for _, path := range files {
+		b, err := os.ReadFile(path)
+		require.NoError(t, err)
+		for _, m := range regexp.MustCompile(`\tpoint\("([a-z.-]+)"\)`).FindAllSubmatch(b, -1) {
+			found[string(m[1])] = true
+		}
+	}
+	require.NotEmpty(t, found)
+	return slices.Sorted(maps.Keys(found))
+}
+
+// A first sandbox that can't be had (its receipts have no place) takes the session with it, and what was made for it.
+func TestP6AnAgentThatIsKilledWhileItTakesAFirstSandboxBack(t *testing.T) {
+	a := newAgent(t, "")
+	repo := testkit.Repo(t, owner)
+	s := a.unborn(repo)
+	receipts := filepath.Join(a.state, "receipts")
+	require.NoError(t, unix.Mount("tmpfs", receipts, "tmpfs", unix.MS_RDONLY, ""))
+	t.Cleanup(func() { _ = unix.Unmount(receipts, unix.MNT_DETACH) })
+
+	_, err := s.client.Sessions.CreateSession(context.Background(), s.create)
+	require.Equal(t, connect.CodeUnavailable, codeOf(err), "P14: %v", err)
+	require.NoDirExists(t, s.worktree, "what was made for it is gone")
+	s = a.unborn(repo)
+	a.arm("undo.undone", 1)
+	_, err = s.client.Sessions.CreateSession(context.Background(), s.create)
+	require.True(t, lost(err), "%v", err)
+	<-a.ended
+	a.disarm()
+	require.NoError(t, unix.Unmount(receipts, unix.MNT_DETACH))
+	a.serve()
+	require.Equal(t, sandboxv1.Session_IDLE, s.get().GetState())
+	s.destroyed()
+	again := a.unborn(repo)
+	again.create.Workspace = s.create.GetWorkspace()
+	again.worktree = s.worktree
+	again.born()
+	again.works()
+}
+
+// A sandbox that no session owns: the journal lost the session's record, which no crash does.
+func TestP6AnAgentThatIsKilledWhileItRemovesASandboxThatNobodyOwns(t *testing.T) {
+	a := newAgent(t, "")
+	s := a.session(testkit.Repo(t, owner))
+	s.works()
+	sandbox := s.get().GetSandbox().GetId()
+	a.kill()
+	a.edit("session/"+s.id, func([]byte) []byte { return nil })
+	a.arm("recover.removed", 1)
+	a.launch()
+	<-a.ended
+	a.disarm()
+	a.serve()
+	require.Empty(t, processesOf(sandbox))
+	require.NoDirExists(t, filepath.Join(a.state, "sandboxes", sandbox))
+}
+
+// edit changes a record of the journal of an agent that is dead; nil deletes it.
+func (a *agent) edit(key string, change func([]byte) []byte) {
+	a.t.Helper()
+	j, err := journal.Open(filepath.Join(a.state, "journal"), quiet())
+	require.NoError(a.t, err)
+	value, err := j.Get(key)
+	require.NoError(a.t, err)
+	op := journal.Delete(key)
+	if value = change(value); value != nil {
+		op = journal.Set(key, value)
+	}
+	require.NoError(a.t, j.Update(context.Background(), true, op))
+	require.NoError(a.t, j.Close())
+}
+
+// Records that expire leave a digest: the id is known as long as the session, and nothing of it runs again.
+func TestP7AnAgentThatIsKilledWhileRecordsExpire(t *testing.T) {
+	a := newAgent(t, "retention: {execs: 1}\n")
+	s := a.session(testkit.Repo(t, owner))
+	for _, point := range []string{"expire.recorded", "expire.removed"} {
+		var requests []*sandboxv1.ExecRequest
+		for range 3 {
+			requests = append(requests, s.request(""))
+		}
+		a.arm(point, 1)
+		for _, r := range requests {
+			if _, err := s.exec(r); err != nil {
+				require.True(t, lost(err) || codeOf(err) == connect.CodeFailedPrecondition, "%v", err)
+			}
+		}
+		if !a.isDead() { // the sweep comes by itself, or at the next start
+			a.kill()
+			a.launch()
+		}
+		<-a.ended
+		a.disarm()
+		a.serve()
+		for _, r := range requests {
+			if s.ran(r.GetExecId()) == 0 {
+				continue // the agent was dead by then
+			}
+			result, err := s.exec(r)
+			if err != nil {
+				require.Equal(t, connect.CodeFailedPrecondition, codeOf(err), "%v", err)
+			} else {
+				require.NoError(t, s.judge(r, result))
+			}
+			require.Equal(t, 1, s.ran(r.GetExecId()), fmt.Sprintf("P7: %s at %s", r.GetExecId(), point))
+		}
+		s.answers = map[string]*answered{}
+	}
+	r := s.request("")
+	result, err := s.exec(r)
+	require.NoError(t, err)
+	require.NoError(t, s.judge(r, result))
+}
