@@ -244,6 +244,9 @@ func (r *sessionRecord) proto() *sandboxv1.Session {
 	if r.Sandbox != nil {
 		s.Sandbox = r.Sandbox.proto(r.Runtime)
 		s.Mounts = mountsProto(r.Sandbox.Plan)
+		if r.Sandbox.GrantsDigest != "" { // of memory: it has no source
+			s.Mounts = append(s.Mounts, &sandboxv1.Mount{Target: runtime.GrantsPath, ReadOnly: true, Seal: true})
+		}
 	}
 	for _, g := range r.Grants {
 		s.GrantNames = append(s.GrantNames, g.Name)

@@ -36,7 +36,7 @@ func sessionCommand() *cli.Command {
 				Name: "grants", Usage: "replace a session's grants, all of them; what has the old ones is ended", ArgsUsage: "SESSION",
 				Description: "A command finds a grant's files in /run/grants/NAME, in memory and read-only, and its variables in its environment.\n" +
 					"The running command is ended, those that wait never run, the sandbox is retired, and the next generation is\n" +
-					"started. Without a grant the session has none any more. The file of --grants is JSON:\n" +
+					"started. The file of --grants is JSON:\n" +
 					"{\"grants\": [{\"name\": …, \"files\": [{\"path\": …, \"content\": base64}], \"env\": {…}, \"expiresAt\": \"2030-01-01T00:00:00Z\"}]}.",
 				Flags: clientFlags(append(grantFlags(), ownerEpochFlag(),
 					&cli.BoolFlag{Name: "none", Usage: "take all grants away"})...),
@@ -323,6 +323,8 @@ func sourceText(m *sandboxv1.Mount) string {
 	switch {
 	case m.Empty:
 		return "(empty)"
+	case m.Source == "":
+		return "(memory)"
 	case m.Source == m.Target:
 		return "(the same)"
 	}
