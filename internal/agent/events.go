@@ -94,7 +94,8 @@ func (a *Agent) openEvents() error {
 		Path: a.cfg.Audit.Path, MaxBytes: a.cfg.Audit.MaxBytes, Keep: int(a.cfg.Audit.Keep), Log: a.log,
 	})
 	if err != nil {
-		return fmt.Errorf("opening the audit log: %w", err)
+		a.closeEvents() // this start told itself, and ends in order
+		return fmt.Errorf("starting the agent: %w", err)
 	}
 	go a.audit.Run()
 	return nil
@@ -173,7 +174,7 @@ func (s *session) event(kind events.Kind, detail string) journal.Op {
 	return events.Event{Kind: kind, Session: s.id, Detail: detail}.Op()
 }
 
-// execEvent is one of an exec's.
+// event is one of the exec's.
 func (e *execution) event(kind events.Kind, detail string) events.Event {
 	return events.Event{Kind: kind, Session: e.session.id, Exec: e.intent.ExecID, Generation: e.intent.Generation, Detail: detail}
 }
@@ -200,7 +201,7 @@ func (s *session) announce(e *execution) {
 	})
 }
 
-// started goes with the intent.
+// startedEvents go with the intent.
 func (e *execution) startedEvents() []journal.Op {
 	ev := e.event(events.ExecStarted, e.intent.SandboxID)
 	if a := e.session.agent.cfg.Audit; a.Commands && a.Path != "" {
@@ -209,7 +210,7 @@ func (e *execution) startedEvents() []journal.Op {
 	return append(e.requested(), ev.Op())
 }
 
-// refusedEvent tells that an exec never started and is not recorded. The error is not told: it may quote what a
+// refusedEvents tell that an exec never started and is not recorded. The error is not told: it may quote what a
 // repository holds.
 func (s *session) refusedEvents(e *execution, err error) {
 	kind := "internal"

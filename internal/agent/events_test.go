@@ -15,6 +15,7 @@ import (
 	sandboxv1 "github.com/sandbox-agent/sandbox-agent/api/sandbox/v1"
 	"github.com/sandbox-agent/sandbox-agent/internal/agent/events"
 	"github.com/sandbox-agent/sandbox-agent/internal/config"
+	"github.com/sandbox-agent/sandbox-agent/internal/testkit"
 )
 
 // events are those after a cursor, of one session or of all.
@@ -166,6 +167,20 @@ func TestAnAgentThatStopsSaysSoAndThereIsNoGap(t *testing.T) {
 	require.NoError(t, n.agent.Close())
 	n.start()
 	require.Equal(t, []string{"agent.stopped", "agent.started"}, steps(n.events("", last[len(last)-1].GetCursor())))
+}
+
+func TestAnAuditLogThatCanNotBeOpenedStopsTheAgentAtItsStart(t *testing.T) {
+	n := newNode(t)
+	last := n.events("", "")
+	require.NoError(t, n.agent.Close())
+	receiptd, pid1 := testkit.Binaries(t)
+	broken := n.cfg
+	broken.Audit.Path = "/proc/audit.jsonl"
+	_, err := newAgent(broken, n.parent, receiptd, pid1)
+	require.ErrorIs(t, err, events.ErrAudit)
+	require.ErrorContains(t, err, "/proc/audit.jsonl")
+	n.start()
+	require.NotContains(t, steps(n.events("", last[len(last)-1].GetCursor())), "gap", "it ended in order")
 }
 
 func TestASlowWatcherStallsNeitherCommandsNorTheAgentsEnd(t *testing.T) {
