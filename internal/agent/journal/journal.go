@@ -11,6 +11,7 @@ import (
 	"sync"
 
 	"github.com/cockroachdb/pebble/v2"
+	"github.com/cockroachdb/pebble/v2/vfs"
 )
 
 // Bounds of a record, bytes.
@@ -42,11 +43,12 @@ func Delete(key string) Op { return Op{key: key, delete: true} }
 
 // Journal is an open journal. Its methods may be called at the same time.
 type Journal struct {
-	dir  string
-	log  *slog.Logger
-	lock *os.File
-	high *highWater
-	db   *pebble.DB
+	dir   string
+	files vfs.FS // the store's
+	log   *slog.Logger
+	lock  *os.File
+	high  *highWater
+	db    *pebble.DB
 
 	entries entries
 	queue   chan *update
@@ -63,19 +65,22 @@ type Journal struct {
 // Open opens the journal in a folder, which is made if it is absent, and proves that everything that was ever durable
 // is there. Nothing in the folder is changed before that. It fails with ErrLocked, ErrCorrupt, ErrNoSpace, or the
 // operating system's error (fs.ErrPermission).
-func Open(dir string, log *slog.Logger) (*Journal, error) {
-	j, err := open(dir, log)
+func Open(dir string, log *slog.Logger) (*Journal, error) { return openOn(vfs.Default, dir, log) }
+
+// openOn opens a journal whose store lies in files. Everything else of it is always on the real file system.
+func openOn(files vfs.FS, dir string, log *slog.Logger) (*Journal, error) {
+	j, err := open(files, dir, log)
 	if err != nil {
 		return nil, fmt.Errorf("opening the journal %s: %w", dir, explain(err))
 	}
 	return j, nil
 }
 
-func open(dir string, log *slog.Logger) (_ *Journal, err error) {
+func open(files vfs.FS, dir string, log *slog.Logger) (_ *Journal, err error) {
 	if err := makeDir(dir); err != nil {
 		return nil, err
 	}
-	j := &Journal{dir: dir, log: log, queue: make(chan *update, maxGroup), stopped: make(chan struct{}), poison: make(chan struct{})}
+	j := &Journal{dir: dir, files: files, log: log, queue: make(chan *update, maxGroup), stopped: make(chan struct{}), poison: make(chan struct{})}
 	defer func() {
 		if err != nil {
 			_ = j.release()
@@ -94,7 +99,7 @@ func open(dir string, log *slog.Logger) (_ *Journal, err error) {
 	if err := room(dir, durableRoom); err != nil {
 		return nil, err
 	}
-	if j.db, err = openStore(j.storeDir(), &pebbleLogger{log: log, fatal: j.fail}, false); err != nil {
+	if j.db, err = openStore(j.files, j.storeDir(), &pebbleLogger{log: log, fatal: j.fail}, false); err != nil {
 		return nil, err
 	}
 	go j.commitLoop(st, j.entries.last>>runShift+1)

@@ -5,13 +5,13 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
-	"os"
 	"strings"
 	"sync/atomic"
 	"syscall"
 
 	crdberrors "github.com/cockroachdb/errors"
 	"github.com/cockroachdb/pebble/v2"
+	"github.com/cockroachdb/pebble/v2/vfs"
 	"golang.org/x/sys/unix"
 )
 
@@ -31,10 +31,11 @@ const (
 	plainRoom   = 16 << 20
 )
 
-func openStore(dir string, logger *pebbleLogger, readOnly bool) (*pebble.DB, error) {
+func openStore(files vfs.FS, dir string, logger *pebbleLogger, readOnly bool) (*pebble.DB, error) {
 	cache := pebble.NewCache(cacheBytes)
 	defer cache.Unref()
 	db, err := pebble.Open(dir, &pebble.Options{
+		FS:           files,
 		Cache:        cache,
 		MemTableSize: memTableBytes,
 		MaxOpenFiles: openFiles,
@@ -53,7 +54,7 @@ func openStore(dir string, logger *pebbleLogger, readOnly bool) (*pebble.DB, err
 
 // prove reads the whole store, without changing it, and compares it with what was promised.
 func (j *Journal) prove() (st state, err error) {
-	if empty, err := isAbsent(j.storeDir()); err != nil || empty {
+	if empty, err := isAbsent(j.files, j.storeDir()); err != nil || empty {
 		if err == nil && j.high.seen > 0 {
 			err = corrupt(fmt.Errorf("%s is gone, and held %d changes", j.storeDir(), j.high.seen))
 		}
@@ -65,7 +66,7 @@ func (j *Journal) prove() (st state, err error) {
 			err = corrupt(fmt.Errorf("%s: %v", j.storeDir(), p))
 		}
 	}()
-	db, err := openStore(j.storeDir(), &pebbleLogger{log: j.log, fatal: func(err error) { panic(err) }}, true)
+	db, err := openStore(j.files, j.storeDir(), &pebbleLogger{log: j.log, fatal: func(err error) { panic(err) }}, true)
 	if err != nil {
 		return state{}, damage(err)
 	}
@@ -129,13 +130,13 @@ func lastState(db *pebble.DB) (state, error) {
 
 // isAbsent says whether there is no store yet: no folder, or one that Pebble was killed in before it had written a
 // manifest.
-func isAbsent(dir string) (bool, error) {
-	entries, err := os.ReadDir(dir)
+func isAbsent(files vfs.FS, dir string) (bool, error) {
+	names, err := files.List(dir)
 	if errors.Is(err, fs.ErrNotExist) {
 		return true, nil
 	}
-	for _, e := range entries {
-		if strings.HasPrefix(e.Name(), "MANIFEST-") || strings.HasSuffix(e.Name(), ".sst") {
+	for _, name := range names {
+		if strings.HasPrefix(name, "MANIFEST-") || strings.HasSuffix(name, ".sst") {
 			return false, nil
 		}
 	}
