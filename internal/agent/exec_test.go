@@ -6,6 +6,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -436,4 +437,65 @@ func TestALostConnectionIsOpenedAgainUnderAHigherEpoch(t *testing.T) {
 	require.NoError(t, n.agent.sessions["conn"].current().conn.Close())
 	<-n.agent.sessions["conn"].current().lost
 	require.EqualValues(t, 1, n.exec("conn", "e2", "true").GetGeneration(), "also between commands")
+}
+
+func TestP13AStreamThatIsTakenUpAgainSaysExactlyWhatWasLost(t *testing.T) {
+	n := newNode(t, func(c *config.Config) { c.Limits.OutputBytes = 1000 })
+	n.session("lost")
+	req := &sandboxv1.ExecRequest{SessionId: "lost", ExecId: "e1", Command: "head -c 5000 /dev/zero | tr '\\0' a; echo -n z"}
+	r, err := n.agent.Exec(n.ctx(), req)
+	require.NoError(t, err)
+	info := r.GetStdoutInfo()
+	require.True(t, info.GetTruncated())
+	again := func() {
+		for name, from := range map[string]uint64{
+			"the beginning": 0, "the head": 100, "the end of the head": info.GetOmittedFrom(), "the hole": info.GetOmittedFrom() + 7,
+			"the tail": info.GetOmittedFrom() + info.GetOmittedBytes() + 3, "the end": info.GetBytes(),
+		} {
+			var given, lost uint64
+			next := from
+			err := n.agent.StreamExec(n.ctx(), &sandboxv1.StreamExecRequest{Exec: req, StdoutOffset: from}, func(m *sandboxv1.StreamExecResponse) error {
+				if c := m.GetOutput(); c != nil {
+					require.Equal(t, next+c.GetLostBytes(), c.GetOffset(), name)
+					next = c.GetOffset() + uint64(len(c.GetData()))
+					given, lost = given+uint64(len(c.GetData())), lost+c.GetLostBytes()
+				}
+				return nil
+			})
+			require.NoError(t, err, name)
+			require.Equal(t, info.GetBytes()-from, given+lost, "%s: nothing is left out silently", name)
+			hole := info.GetOmittedFrom() + info.GetOmittedBytes()
+			require.Equal(t, hole-min(max(from, info.GetOmittedFrom()), hole), lost, name)
+		}
+	}
+	again()
+	require.NoError(t, n.agent.Close())
+	n.start()
+	again()
+}
+
+func TestListExecsGivesPagesThatMissNothing(t *testing.T) {
+	n := newNode(t)
+	n.session("pages")
+	var want []string
+	for _, id := range []string{"a", "a.b", "b", "c-1", "c.1"} {
+		n.exec("pages", id, "true")
+		want = append(want, id)
+	}
+	slices.Sort(want)
+	var got []string
+	token := ""
+	for {
+		page, next, err := n.agent.ListExecs(n.ctx(), &sandboxv1.ListExecsRequest{SessionId: "pages", PageSize: 2, PageToken: token})
+		require.NoError(t, err)
+		for _, e := range page {
+			require.Equal(t, sandboxv1.ExecState_EXEC_DONE, e.GetState())
+			got = append(got, e.GetExecId())
+		}
+		if token = next; next == "" {
+			break
+		}
+		require.Len(t, page, 2)
+	}
+	require.Equal(t, want, got)
 }
