@@ -4425,7 +4425,8 @@ func (x *CheckNodeResponse) GetChecks() []*NodeCheck {
 
 type DrainNodeRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// How long running commands may take to end by themselves, seconds, 0 to 3600; then they are ended at their boundary.
+	// How long running commands may take to end by themselves, seconds, 0 to 3600; then they are ended at their boundary. 0: the
+	// node's lifetime.drain_grace.
 	TimeoutSeconds float64 `protobuf:"fixed64,1,opt,name=timeout_seconds,json=timeoutSeconds,proto3" json:"timeout_seconds,omitempty"`
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
