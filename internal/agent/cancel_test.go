@@ -295,3 +295,21 @@ func TestACancelThatCannotBeRecordedIsNoAnswer(t *testing.T) {
 	_ = n.agent.Close() // it closes the journal a second time
 	n.start()
 }
+
+func TestP6ACommandOfAnEarlierAgentIsCancelledWithEvidence(t *testing.T) {
+	c := newCrash(t, []string{"mkfifo go"}, duringCommand)
+	w := c.openFifo() // it runs
+	defer w.Close()
+	c.kill()
+	c.restart()
+	r, err := c.cancel("s", "during")
+	require.NoError(t, err)
+	require.Equal(t, sandboxv1.ExecResult_CANCELLED, r.GetStatus(), r.GetReason())
+	require.True(t, r.GetEvidence().GetComplete())
+	require.NotEmpty(t, r.GetReceipt())
+	again, err := c.agent.Exec(c.ctx(), c.during())
+	require.NoError(t, err)
+	require.True(t, proto.Equal(r, again))
+	require.Equal(t, sandboxv1.Session_IDLE, c.get("s").GetState())
+	require.NoFileExists(t, filepath.Join(c.worktree, "ran"), "it was ended where it stood")
+}

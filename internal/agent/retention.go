@@ -76,6 +76,9 @@ func (s *session) counted() {
 func (a *Agent) keepRetention() {
 	tick := time.NewTicker(sweepEvery)
 	defer tick.Stop()
+	if err := a.clearForgotten(); err != nil {
+		a.log.Error("exec records of deleted sessions not cleared", "error", err)
+	}
 	a.sweepRecords(true)
 	for {
 		select {
@@ -87,6 +90,39 @@ func (a *Agent) keepRetention() {
 			return
 		}
 	}
+}
+
+// clearForgotten clears the exec records of deleted sessions: an agent that was killed between the two steps of a deletion
+// leaves them.
+func (a *Agent) clearForgotten() error {
+	for _, prefix := range []string{execPrefix, expiredPrefix, sweptPrefix} {
+		for session, err := a.sessionAfter(prefix, ""); err != nil || session != ""; session, err = a.sessionAfter(prefix, session) {
+			if err != nil {
+				return err
+			}
+			gone, err := a.tomb(session)
+			if err == nil && gone != nil {
+				err = a.clearExecs(session)
+			}
+			if err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// sessionAfter is the next session that has keys with the prefix; empty at the end.
+func (a *Agent) sessionAfter(prefix, session string) (next string, err error) {
+	after := ""
+	if session != "" {
+		after = prefix + session + "0" // "0" is the character after "/": no key of the session follows
+	}
+	err = a.journal.Scan(prefix, after, func(key string, _ []byte) error {
+		next, _, _ = strings.Cut(strings.TrimPrefix(key, prefix), "/")
+		return journal.ErrStop
+	})
+	return next, err
 }
 
 // sweepRecords applies retention to every session; without all, to those that have too many records.

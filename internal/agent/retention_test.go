@@ -1,10 +1,10 @@
 package agent
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
-	"strings"
 	"testing"
 	"time"
 
@@ -127,7 +127,7 @@ func TestWhatACrashLeftOfASweepIsCompleted(t *testing.T) {
 	require.Eventually(t, func() bool { _, err := os.Stat(file); return os.IsNotExist(err) }, bound, pollEvery)
 	require.Eventually(t, func() bool {
 		_, err := n.agent.journal.Get(sweptKey("cut", "e1"))
-		return strings.Contains(fmt.Sprint(err), journal.ErrNotFound.Error())
+		return errors.Is(err, journal.ErrNotFound)
 	}, bound, pollEvery)
 	require.Len(t, n.chain(s.GetSandbox().GetId()).Receipts, 1)
 }
@@ -159,4 +159,22 @@ func TestOnlyTheBeginningOfAChainExpiresWhateverTheClockDid(t *testing.T) {
 		}
 		require.Equal(t, c.want, got, name)
 	}
+}
+
+func TestWhatACrashLeftOfADeletedSessionsRecordsIsCleared(t *testing.T) {
+	n := newNode(t)
+	n.session("x-1")
+	n.exec("x-1", "e1", "true")
+	left := []string{execKey("x", "e1"), expiredKey("x", "e2"), sweptKey("x", "e3"), execKey("x.1", "e1")}
+	ops := []journal.Op{journal.Set(tombKey("x"), encode(tombRecord{})), journal.Set(tombKey("x.1"), encode(tombRecord{}))}
+	for _, key := range left {
+		ops = append(ops, journal.Set(key, encode(execRecord{})))
+	}
+	require.NoError(t, n.agent.journal.Update(t.Context(), true, ops...))
+	require.NoError(t, n.agent.clearForgotten())
+	for _, key := range left {
+		_, err := n.agent.journal.Get(key)
+		require.ErrorIs(t, err, journal.ErrNotFound, key)
+	}
+	require.Equal(t, []string{"e1"}, n.listed("x-1"))
 }
