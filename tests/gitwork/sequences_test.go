@@ -134,7 +134,7 @@ func TestP11ARandomSequenceGivesWhatItGivesInAnOrdinaryClone(t *testing.T) {
 				defer p.close(t)
 				for range rapid.IntRange(2, 5).Draw(t, "execs") {
 					p.both(t, drawCommands(t, c.layout, singles)...)
-					p.arrived(t, "refs/heads/work")
+					p.arrived(t, "refs/heads/work", "refs/heads/x", "refs/heads/y", "refs/heads/z") // the session's own
 					if command := fill(t, pick(t, "host", host)); command != "" {
 						p.host(t, command)
 					}
