@@ -17,8 +17,8 @@
 //	          writable, and for the rest of its .git, read-only
 //
 // In the shared layout a command can't write the base clone's packed-refs: deleting a ref that is packed, pack-refs
-// and gc fail, and change nothing. Git older than 2.44 needs that file for branch -d, tag -d and fetch --prune (which
-// says so and exits 0) also where the ref is not in it; update-ref -d does not.
+// and gc fail, and change nothing. Git older than 2.44 needs that file for branch -d, tag -d, bisect and fetch --prune
+// (which says so and exits 0) also where the ref is not in it; update-ref -d does not.
 //
 // No mount has nosymfollow (Linux 5.14). A worktree needs links; elsewhere the one who would follow a command's link is
 // that command, or trusted Git, whose jail holds nothing that the command can't reach.
