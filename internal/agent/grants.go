@@ -436,12 +436,11 @@ func (s *session) forgetGrants() error {
 // expire ends what has grants of which one has expired: the running command at its boundary, those that wait, the sandbox.
 func (s *session) expire() {
 	s.enqueue(func() error {
-		defer s.ended()
 		if s.agent.isClosing() {
 			return nil // the next start finds the grants gone
 		}
 		s.withdrawQueued("one of the session's grants expired while it waited")
-		return s.forgetGrants()
+		return s.ended(s.forgetGrants())
 	})
 	s.cancelRunning()
 }

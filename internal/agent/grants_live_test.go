@@ -170,12 +170,16 @@ func TestP15ANewSetEndsWhatHasTheOldOne(t *testing.T) {
 	_, err = n.agent.Exec(n.ctx(), &sandboxv1.ExecRequest{SessionId: "g", Generation: 1, Command: "true"})
 	require.ErrorIs(t, err, ErrPrecondition, "the old generation")
 
+	n.agent.sessions["g"].mu.Lock()
+	n.agent.sessions["g"].rec.Sandbox.GrantsDigest = "of another set"
+	n.agent.sessions["g"].mu.Unlock()
+	require.EqualValues(t, 3, n.exec("g", "moved", "true").GetGeneration(), "what a replacement that failed halfway leaves runs nothing")
 	s, err = n.grant("g", &sandboxv1.Grant{Name: "more"}, kube("new-canary"))
 	require.NoError(t, err)
-	require.EqualValues(t, 2, s.GetGeneration(), "the same set again changes nothing")
+	require.EqualValues(t, 3, s.GetGeneration(), "the same set again changes nothing")
 	s, err = n.grant("g")
 	require.NoError(t, err)
-	require.EqualValues(t, 3, s.GetGeneration())
+	require.EqualValues(t, 4, s.GetGeneration())
 	require.Empty(t, s.GetGrantNames())
 	require.Equal(t, "0\n", n.exec("g", "e3", "ls -A /run/grants; env | grep -c TOKEN").GetStdoutText())
 }

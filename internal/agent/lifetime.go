@@ -118,29 +118,26 @@ func (s *session) endIfOver(now time.Time) time.Time {
 	queued := s.ending
 	s.ending = true
 	s.mu.Unlock()
-	if queued {
-		return time.Time{} // that job has keepTimes look again
+	switch {
+	case queued:
+	case what == grantExpired:
+		// On a goroutine of its own: ending a command takes its grace period. A refusal means that the agent is closing.
+		s.agent.spawn(s.expire)
+	default:
+		s.enqueue(func() error { return s.ended(s.retireOver(now)) })
 	}
-	if what == grantExpired {
-		// On a goroutine of its own: ending a command takes its grace period.
-		if !s.agent.spawn(func() { s.expire() }) {
-			s.ended()
-		}
-		return time.Time{}
-	}
-	s.enqueue(func() error {
-		defer s.ended()
-		return s.retireOver(now)
-	})
-	return time.Time{}
+	return now.Add(maxNap)
 }
 
-// ended takes back the mark that a job is queued.
-func (s *session) ended() {
+// ended takes back the mark that a job is queued. What failed is tried again at the next look, and not at once.
+func (s *session) ended(err error) error {
 	s.mu.Lock()
 	s.ending = false
 	s.mu.Unlock()
-	s.agent.lookAtTimes()
+	if err == nil {
+		s.agent.lookAtTimes()
+	}
+	return err
 }
 
 // retireOver runs on the session's goroutine, so nothing runs in the sandbox. seen is when its time was found to be up.
