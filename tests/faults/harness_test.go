@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -269,12 +270,17 @@ func (a *agent) sandboxes() (ids []string) {
 	return ids
 }
 
-// processesOf are those in a sandbox's cgroup.
+// processesOf are those in a sandbox's cgroup that have not ended: one of an agent that was killed is reaped by the node's
+// init, which may take its time.
 func processesOf(sandbox string) (pids []int) {
 	files, _ := filepath.Glob("/proc/[0-9]*/cgroup")
 	for _, path := range files {
 		b, err := os.ReadFile(path)
 		if err != nil || !strings.Contains(string(b), sandbox) {
+			continue
+		}
+		stat, _ := os.ReadFile(filepath.Join(filepath.Dir(path), "stat"))
+		if _, rest, _ := strings.Cut(string(stat), ") "); rest == "" || rest[0] == 'Z' || rest[0] == 'X' {
 			continue
 		}
 		if pid, err := strconv.Atoi(filepath.Base(filepath.Dir(path))); err == nil {
@@ -333,12 +339,11 @@ type answered struct {
 	result  *sandboxv1.ExecResult
 }
 
-var sessionCount int
+var sessionCount atomic.Int64
 
 // unborn is a session that nobody has created yet.
 func (a *agent) unborn(repo string) *session {
-	sessionCount++
-	id := fmt.Sprintf("s%d", sessionCount)
+	id := fmt.Sprintf("s%d", sessionCount.Add(1))
 	s := &session{
 		agent: a, id: id, repo: repo, worktree: filepath.Join(filepath.Dir(repo), "wt-"+id), branch: "b-" + id,
 		answers: map[string]*answered{},
@@ -372,7 +377,8 @@ func (s *session) get() *sandboxv1.Session {
 func (s *session) request(what string) *sandboxv1.ExecRequest {
 	s.count++
 	id := fmt.Sprintf("e%d", s.count)
-	command := fmt.Sprintf("mkdir -p runs; printf x >> runs/%s; echo %s", id, id)
+	// Whoever finds the lock taken runs beside another command, or beside what one left behind.
+	command := fmt.Sprintf("mkdir -p runs; printf x >> runs/%s; exec 9>>runs/lock; flock -n 9 || echo %s >> runs/beside; echo %s", id, id, id)
 	if what != "" {
 		command += "; " + what
 	}
@@ -445,6 +451,9 @@ func (s *session) settle(r *sandboxv1.ExecRequest) *sandboxv1.ExecResult {
 // judge compares an answer with what the command did, with its receipt, and with what was answered before.
 func (s *session) judge(r *sandboxv1.ExecRequest, result *sandboxv1.ExecResult) error {
 	id, ran := r.GetExecId(), s.ran(r.GetExecId())
+	if b, err := os.ReadFile(filepath.Join(s.worktree, "runs", "beside")); err == nil {
+		return fmt.Errorf("P4: these ran beside another command: %q", b)
+	}
 	switch result.GetStatus() {
 	case sandboxv1.ExecResult_EXITED, sandboxv1.ExecResult_SIGNALED, sandboxv1.ExecResult_TIMED_OUT, sandboxv1.ExecResult_KILLED:
 		if ran != 1 {
