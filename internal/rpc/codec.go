@@ -42,7 +42,10 @@ func WithoutContent(err error) error {
 		return err
 	}
 	msg := strings.ReplaceAll(err.Error(), "\u00a0", " ") // protobuf varies its blanks on purpose
-	for _, quoted := range []string{": \"", "unexpected token", "invalid value", "invalid escape"} {
+	if strings.Contains(msg, "unknown field") {
+		return fmt.Errorf("%s", msg)
+	}
+	for _, quoted := range []string{"\"", "unexpected token", "invalid value", "invalid escape"} {
 		if head, _, cut := strings.Cut(msg, quoted); cut {
 			msg = strings.TrimRight(head, ": ") + ": a value is not what it must be"
 		}
