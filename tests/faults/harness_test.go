@@ -301,11 +301,11 @@ func cgroupsOf(sandbox string) (dirs []string) {
 	return dirs
 }
 
-// named are a sandbox's processes of one name.
-func named(sandbox, comm string) (pids []int) {
+// named are a sandbox's processes of one name: that of their argument 0, since pid1 is started by descriptor.
+func named(sandbox, name string) (pids []int) {
 	for _, pid := range processesOf(sandbox) {
-		b, _ := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid))
-		if strings.TrimSpace(string(b)) == comm {
+		arg, _, _ := strings.Cut(string(read(fmt.Sprintf("/proc/%d/cmdline", pid))), "\x00")
+		if filepath.Base(arg) == name {
 			pids = append(pids, pid)
 		}
 	}
