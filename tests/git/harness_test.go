@@ -506,7 +506,7 @@ func (p *place) baseIsWhole() {
 		require.Equal(p.t, uint32(p.uid), info.Sys().(*syscall.Stat_t).Uid, path)
 		return nil
 	}))
-	for _, args := range [][]string{{"status"}, {"branch", "-a"}, {"worktree", "list"}, {"log", "--all"}, {"fsck", "--strict"}, {"gc", "-q"}} {
+	for _, args := range [][]string{{"status"}, {"branch", "-a"}, {"worktree", "list"}, {"fsck", "--strict"}} {
 		p.hostWorks(args...)
 	}
 }

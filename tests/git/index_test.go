@@ -1,7 +1,7 @@
 package git
 
 import (
-	"crypto/sha1" //nolint:gosec // the trailer of Git's index
+	"crypto/sha1" // the trailer of Git's index
 	"encoding/base64"
 	"encoding/binary"
 	"encoding/hex"
@@ -39,7 +39,7 @@ func forge(t *testing.T, entries map[string]string) string {
 		e = append(e, path...)
 		b = append(b, append(e, make([]byte, 8-len(e)%8)...)...)
 	}
-	sum := sha1.Sum(b) //nolint:gosec // as above
+	sum := sha1.Sum(b)
 	return base64.StdEncoding.EncodeToString(append(b, sum[:]...))
 }
 

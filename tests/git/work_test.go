@@ -60,11 +60,11 @@ func TestP12Attack28APipeWhereGitExpectsAFile(t *testing.T) {
 // readsAt gives a question: did anybody write into the FIFO?
 func readsAt(t *testing.T, fifo string) func() bool {
 	t.Helper()
-	f, err := os.OpenFile(fifo, os.O_RDONLY|unix.O_NONBLOCK, 0)
+	fd, err := unix.Open(fifo, unix.O_RDONLY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
 	require.NoError(t, err)
-	t.Cleanup(func() { _ = f.Close() })
+	t.Cleanup(func() { require.NoError(t, unix.Close(fd)) })
 	return func() bool {
-		n, _ := unix.Read(int(f.Fd()), make([]byte, 16))
+		n, _ := unix.Read(fd, make([]byte, 16))
 		return n > 0
 	}
 }
