@@ -110,20 +110,20 @@ func TestP11SharedRefusesLoudlyToDeleteOrRewritePackedRefs(t *testing.T) {
 	if olderGit() {
 		refused = append(refused, rewritten{"branch -d of a loose ref", "git branch -D work2", ""}, rewritten{"tag -d of a loose ref", "git tag -d loose", ""})
 	}
+	p := newPair(t, a, from, shared)
+	must(t, p.inside, "git branch work2; git tag loose")
+	before := must(t, p.base, "git for-each-ref")
 	for _, c := range refused {
 		t.Run(c.name, func(t *testing.T) {
-			p := newPair(t, a, from, shared)
-			must(t, p.inside, "git branch work2; git tag loose")
-			before := must(t, p.base, "git for-each-ref")
 			_, code := p.inside.run(t, preamble+c.command)
 			require.NotZero(t, code, c.command)
 			require.Contains(t, p.inside.said(), "packed-refs", "the message names what is in the way")
 			require.Equal(t, before, must(t, p.base, "git for-each-ref"), "nothing is lost")
-			must(t, p.inside, "git update-ref -d refs/heads/work2; git update-ref -d refs/tags/loose") // this way works
-			p.both(t, "echo more >> a", "git commit -qam 'Still works'")
-			p.sound(t)
 		})
 	}
+	must(t, p.inside, "git update-ref -d refs/heads/work2; git update-ref -d refs/tags/loose") // this way works
+	p.both(t, "echo more >> a", "git commit -qam 'Still works'")
+	p.sound(t)
 }
 
 // Attack 30, for the layouts: an interrupted pick must not leave its author to the commit after the next.
@@ -208,6 +208,9 @@ func TestP11TrustedGitSeesWhatACommandDid(t *testing.T) {
 	a := newAgent(t, "")
 	for _, f := range []format{packedFormat, sha256Format, reftableFormat} {
 		for _, layout := range layouts {
+			if layout == shared && f == sha256Format {
+				continue // nothing in that layout knows ids
+			}
 			t.Run(layout+", "+f.name, func(t *testing.T) {
 				f.need(t)
 				p := newPair(t, a, clone(t, f), layout)
