@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"syscall"
 	"testing"
@@ -37,7 +38,10 @@ const (
 // long says whether everything is tried.
 func long() bool { return os.Getenv("SANDBOX_TEST_LONG") == "1" }
 
-var agentBinary string
+var (
+	agentBinary string
+	building    sync.Mutex
+)
 
 func TestMain(m *testing.M) { os.Exit(runTests(m)) }
 
@@ -57,6 +61,8 @@ func runTests(m *testing.M) int {
 func needAgent(t testing.TB) {
 	t.Helper()
 	testkit.Need(t, testkit.Root, testkit.Bash, testkit.Git, testkit.UserNamespaces, testkit.CgroupV1orV2)
+	building.Lock()
+	defer building.Unlock()
 	if _, err := os.Stat(agentBinary); err == nil {
 		return
 	}

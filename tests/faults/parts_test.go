@@ -51,6 +51,7 @@ func (s *session) awaitAnswer(answer <-chan *sandboxv1.ExecResult) *sandboxv1.Ex
 }
 
 func TestP6WhatIsKilledUnderACommandIsSaid(t *testing.T) {
+	t.Parallel()
 	a := newAgent(t, "")
 	s := a.session(testkit.Repo(t, owner))
 	for _, c := range []struct {
@@ -87,6 +88,7 @@ func TestP6WhatIsKilledUnderACommandIsSaid(t *testing.T) {
 
 // A receiptd that answers nothing holds up its own session and no other, and nothing is made up meanwhile.
 func TestP6AStuckPeerHoldsUpItsOwnSessionOnly(t *testing.T) {
+	t.Parallel()
 	a := newAgent(t, "")
 	s, other := a.session(testkit.Repo(t, owner)), a.session(testkit.Repo(t, owner))
 	s.noteSandbox()
@@ -125,6 +127,7 @@ func TestP6AStuckPeerHoldsUpItsOwnSessionOnly(t *testing.T) {
 // The request of an agent that was killed waits on the old connection while receiptd stands still; the next agent attaches
 // under a newer epoch. Whether the old request still starts is a race that receiptd decides; the answer tells which.
 func TestP6AStaleAttachThatDeliversLateIsNeverWrong(t *testing.T) {
+	t.Parallel()
 	a := newAgent(t, "")
 	s := a.session(testkit.Repo(t, owner))
 	rounds := 3
@@ -186,6 +189,7 @@ func filler(t *testing.T, dir string, but uint64) string {
 
 // With its disk full the journal takes no intent, so nothing starts; what runs already is answered from its receipt.
 func TestP1WithoutRoomForItsIntentNothingStarts(t *testing.T) {
+	t.Parallel()
 	a := newAgent(t, "", tmpfs(t, "journal", "128m"))
 	s := a.session(testkit.Repo(t, owner))
 	s.works()
@@ -215,6 +219,7 @@ func TestP1WithoutRoomForItsIntentNothingStarts(t *testing.T) {
 
 // fsync fails with EIO from the moment on that strace is told; it is the kernel's answer to the real calls of the agent.
 func TestP1AFailedSyncStartsNothingAndIsFinal(t *testing.T) {
+	t.Parallel()
 	testkit.Need(t, testkit.Program("strace"))
 	a := newAgent(t, "")
 	s := a.session(testkit.Repo(t, owner))
@@ -267,6 +272,7 @@ func everyThreadTraced(pid int) bool {
 // Without its receipts folder the agent believes nobody: UNCERTAIN, the sandbox ends, and the next one is refused as long
 // as the folder is missing (P14: nothing else runs the command).
 func TestP2WithoutTheReceiptsFolderNothingIsAnsweredAsEnded(t *testing.T) {
+	t.Parallel()
 	a := newAgent(t, "", tmpfs(t, "receipts", "64m"))
 	s := a.session(testkit.Repo(t, owner))
 	s.works()
@@ -294,6 +300,7 @@ func TestP2WithoutTheReceiptsFolderNothingIsAnsweredAsEnded(t *testing.T) {
 // After a reboot nothing of a sandbox is alive and the boot id is another one. The boot is made another one in the records
 // of the agent and of the runtime, while both are dead.
 func TestP5AfterARebootTheBootIDIsTheEvidence(t *testing.T) {
+	t.Parallel()
 	a := newAgent(t, "")
 	s := a.session(testkit.Repo(t, owner))
 	s.works()

@@ -354,6 +354,7 @@ var special = []string{"undo.undone", "recover.removed", "expire.recorded", "exp
 // each of the named points that the call comes by, starts it again and compares all that it says with what the commands
 // did. The points are found by making the call first without a death.
 func TestP6AnAgentThatIsKilledBetweenAnyTwoStepsNeverLiesAfterwards(t *testing.T) {
+	t.Parallel()
 	a := newAgent(t, "")
 	c := &crashCase{agent: a, repo: testkit.Repo(t, owner)}
 	crashed := map[string]int{}
@@ -422,6 +423,7 @@ func namedPoints(t *testing.T) []string {
 
 // A first sandbox that can't be had (its receipts have no place) takes the session with it, and what was made for it.
 func TestP6AnAgentThatIsKilledWhileItTakesAFirstSandboxBack(t *testing.T) {
+	t.Parallel()
 	a := newAgent(t, "")
 	repo := testkit.Repo(t, owner)
 	s := a.unborn(repo)
@@ -451,6 +453,7 @@ func TestP6AnAgentThatIsKilledWhileItTakesAFirstSandboxBack(t *testing.T) {
 
 // A sandbox that no session owns: the journal lost the session's record, which no crash does.
 func TestP6AnAgentThatIsKilledWhileItRemovesASandboxThatNobodyOwns(t *testing.T) {
+	t.Parallel()
 	a := newAgent(t, "")
 	s := a.session(testkit.Repo(t, owner))
 	s.works()
@@ -483,6 +486,7 @@ func (a *agent) edit(key string, change func([]byte) []byte) {
 
 // Records that expire leave a digest: the id is known as long as the session, and nothing of it runs again.
 func TestP7AnAgentThatIsKilledWhileRecordsExpire(t *testing.T) {
+	t.Parallel()
 	a := newAgent(t, "retention: {execs: 1}\n")
 	s := a.session(testkit.Repo(t, owner))
 	for _, point := range []string{"expire.recorded", "expire.removed"} {
