@@ -396,7 +396,9 @@ func gated(name string) string { return "until [ -e runs/open-" + name + " ]; do
 
 func (s *session) open(name string) {
 	s.t.Helper()
-	require.NoError(s.t, os.MkdirAll(filepath.Join(s.worktree, "runs"), 0o777))
+	runs := filepath.Join(s.worktree, "runs")
+	require.NoError(s.t, os.MkdirAll(runs, 0o755))
+	require.NoError(s.t, os.Chown(runs, owner, owner))
 	require.NoError(s.t, os.WriteFile(filepath.Join(s.worktree, "runs", "open-"+name), nil, 0o644))
 }
 
