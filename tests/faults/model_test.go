@@ -447,18 +447,33 @@ func (p *player) look() error {
 	return nil
 }
 
+// listed compares the list with what was answered. An answer that rests on its receipt is recorded without a sync: after a
+// crash its exec counts as running until the agent has read the receipt again.
 func (p *player) listed() error {
-	res, err := p.client.Execs.ListExecs(context.Background(), &sandboxv1.ListExecsRequest{SessionId: p.s.id, PageSize: 1000})
-	if err != nil {
-		return fmt.Errorf("listing: %w", err)
-	}
-	for id, a := range p.s.answers {
-		i := slices.IndexFunc(res.GetExecs(), func(e *sandboxv1.ExecSummary) bool { return e.GetExecId() == id })
-		if i < 0 || res.GetExecs()[i].GetStatus() != a.result.GetStatus() {
-			return fmt.Errorf("P7: exec %s was answered %s, and the list says otherwise", id, a.result.GetStatus())
+	for end := time.Now().Add(patience); ; time.Sleep(poll) {
+		res, err := p.client.Execs.ListExecs(context.Background(), &sandboxv1.ListExecsRequest{SessionId: p.s.id, PageSize: 1000})
+		if err != nil {
+			return fmt.Errorf("listing: %w", err)
+		}
+		if again, err := p.compare(res.GetExecs()); err != nil || !again || time.Now().After(end) {
+			return err
 		}
 	}
-	return nil
+}
+
+func (p *player) compare(list []*sandboxv1.ExecSummary) (again bool, err error) {
+	for id, a := range p.s.answers {
+		i := slices.IndexFunc(list, func(e *sandboxv1.ExecSummary) bool { return e.GetExecId() == id })
+		switch {
+		case i < 0:
+			return false, fmt.Errorf("P7: exec %s was answered, and is not in the list", id)
+		case list[i].GetState() == sandboxv1.ExecState_EXEC_RUNNING:
+			again = true
+		case list[i].GetStatus() != a.result.GetStatus():
+			return false, fmt.Errorf("P7: exec %s was answered %s, and the list says %s", id, a.result.GetStatus(), list[i].GetStatus())
+		}
+	}
+	return again, nil
 }
 
 // mark notes what happens to everything that has no answer yet.
