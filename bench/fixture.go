@@ -61,7 +61,10 @@ func bigPack(ctx context.Context, repo string) error {
 		fmt.Fprintf(out, "commit refs/heads/data\nmark :2\ncommitter Bench <bench@localhost> 1800000000 +0000\ndata 1\nx\nfrom :1\n")
 		for i := range blobs {
 			fmt.Fprintf(out, "M 644 inline data-%d\ndata %d\n", i, 1<<20)
-			io.CopyN(out, source, 1<<20)
+			if _, err := io.CopyN(out, source, 1<<20); err != nil {
+				w.CloseWithError(err)
+				return
+			}
 			fmt.Fprintln(out)
 		}
 		w.CloseWithError(out.Flush())

@@ -56,6 +56,7 @@ func Open(ctx context.Context, o Options) (*View, error) {
 	}
 	// First: what is made then belongs to this worktree, also when the agent is killed in the middle.
 	r.add(o.SessionID)
+	v.o.Workspace.Branch = r.settle(o.Workspace.Branch)
 	v.sessions = r.Sessions
 	if err := writeJSON(v.path(recordName), r); err != nil {
 		return nil, err

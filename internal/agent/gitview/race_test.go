@@ -100,7 +100,7 @@ func TestANewBranchThatTheHostMadeMeanwhileIsAConflict(t *testing.T) {
 	require.Equal(t, theirs, w.host("rev-parse", "new"))
 	require.Equal(t, mine, w.host("rev-parse", "refs/sandboxes/s1/heads/new"))
 	// It is the host's: neither deleting nor moving it inside reaches it.
-	_, h = w.command("git switch -q topic && git branch -D new")
+	w.command("git switch -q topic && git branch -D new")
 	require.Equal(t, theirs, w.host("rev-parse", "new"))
 	require.Empty(t, w.host("for-each-ref", "refs/sandboxes"))
 	w.sound()
@@ -135,7 +135,7 @@ func TestABranchBesideWhichThereCanBeNoOtherIsAConflict(t *testing.T) {
 	_, h = w.command("true")
 	require.Equal(t, Conflicts, h.Status, h)
 	require.Contains(t, h.Detail, "could not be brought in")
-	_, h = w.command("git branch -m a/b c || true")
+	w.command("git branch -m a/b c || true")
 	w.command("true")
 	require.Equal(t, w.host("rev-parse", "c"), w.host("rev-parse", "a"))
 	out, h := w.command("git rev-parse a")
@@ -166,4 +166,13 @@ func TestAnIndexAndAHeadThatTheHostChangedMeanwhileAreConflictsAndKept(t *testin
 	require.Contains(t, testkit.GitAs(t, 0, kept, "ls-files"), "host\n")
 	require.Equal(t, "ref: refs/heads/mine\n", read(t, w.meta+"/HEAD"))
 	w.sound()
+}
+
+func TestASessionThatFindsHeadDetachedGoesOnWithTheBranchOfTheOneBefore(t *testing.T) {
+	w := newWorld(t)
+	w.harvested("git commit -q --allow-empty -m one && git checkout -q --detach")
+	w.o.SessionID, w.o.Workspace.Branch = "s2", ""
+	w.reopen()
+	w.harvested("git switch -q topic && git commit -q --allow-empty -m two")
+	require.Equal(t, "two", w.host("log", "-1", "--format=%s", "topic"))
 }

@@ -37,6 +37,8 @@ type record struct {
 	// Device and Inode of MetaDir: another worktree that was made at the same path is another workspace.
 	Device uint64 `json:"device"`
 	Inode  uint64 `json:"inode"`
+	// Branch is the last one that a session had when it was made. A later session that finds HEAD detached goes on with it.
+	Branch string `json:"branch,omitempty"`
 	// Sessions that may have refs under refs/sandboxes/; the last one is the latest.
 	Sessions []string `json:"sessions"`
 }
@@ -164,7 +166,7 @@ func (r record) check(o Options) error {
 		return err
 	}
 	want.Sessions = r.Sessions
-	what := ""
+	var what string
 	switch {
 	case r.Layout != want.Layout:
 		what = fmt.Sprintf("has the Git layout %s and not %s: leave git_layout out or name %[1]s", r.Layout, want.Layout)
@@ -176,6 +178,14 @@ func (r record) check(o Options) error {
 		return nil
 	}
 	return fmt.Errorf("%w: the workspace of %s %s; or delete what is kept (sandbox-agent workspace delete %[2]s)", ErrRefused, o.Workspace.Worktree, what)
+}
+
+// settle gives the session's branch, and keeps it for a session that has none.
+func (r *record) settle(branch string) string {
+	if branch != "" {
+		r.Branch = branch
+	}
+	return r.Branch
 }
 
 func (r *record) add(session string) {

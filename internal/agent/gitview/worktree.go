@@ -218,7 +218,7 @@ func (h *harvest) checkBaseIndex(ctx context.Context) error {
 		return err
 	}
 	h.Conflicts = append(h.Conflicts, Conflict{Ref: "index", Remedy: fmt.Sprintf(
-		"the worktree's index was changed outside of the session, and is the session's again; the other is kept: GIT_INDEX_FILE=%s git diff --cached shows it", kept)})
+		"the worktree's index was changed outside of the session, and is the session's again; the other is kept: GIT_INDEX_FILE=%s git -C %s ls-files --stage lists it", kept, v.o.Workspace.Repository)})
 	return nil
 }
 

@@ -284,7 +284,8 @@ func (s *storage) replacing() error {
 
 // linking may be refused, but must not pretend.
 func (s *storage) linking() error {
-	if unix.Linkat(int(s.dir.Fd()), "file", int(s.dir.Fd()), "name", 0) != nil {
+	linked := unix.Linkat(int(s.dir.Fd()), "file", int(s.dir.Fd()), "name", 0) == nil
+	if !linked {
 		return nil
 	}
 	return s.holds(s.dir, "name", "newer")

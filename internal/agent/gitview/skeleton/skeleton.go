@@ -231,7 +231,7 @@ func (m maker) make(path string, create func(tmp string) error, mode uint32) err
 		err = create(tmp)
 	}
 	if err == nil {
-		err = os.Lchown(tmp, int(m.uid), int(m.gid))
+		err = unix.Fchownat(unix.AT_FDCWD, tmp, int(m.uid), int(m.gid), unix.AT_SYMLINK_NOFOLLOW)
 	}
 	if err == nil && mode != 0 {
 		err = unix.Chmod(tmp, mode) // after chown(2), which clears bits; past the umask
