@@ -45,8 +45,8 @@ func (s step) String() string { return fmt.Sprintf("%s(%d,%d)", s.kind, s.which,
 // kinds as often as they are to come.
 var kinds = func() (list []string) {
 	for kind, weight := range map[string]int{
-		"exec": 12, "begin": 8, "open": 8, "again": 8, "other": 4, "cancel": 4, "claim": 3, "get": 3, "list": 2,
-		"retire": 2, "delete": 1, "kill agent": 2, "kill receiptd": 1, "kill pid1": 1,
+		"exec": 24, "begin": 10, "open": 16, "again": 16, "other": 8, "cancel": 3, "claim": 6, "get": 6, "list": 4,
+		"retire": 1, "delete": 1, "kill agent": 2, "kill receiptd": 1, "kill pid1": 1,
 	} {
 		for range weight {
 			list = append(list, kind)
@@ -59,10 +59,16 @@ var kinds = func() (list []string) {
 func steps() *rapid.Generator[[]step] {
 	return rapid.SliceOfN(rapid.Custom(func(t *rapid.T) step {
 		return step{
-			kind: rapid.SampledFrom(kinds).Draw(t, "kind"), which: rapid.IntRange(0, 5).Draw(t, "which"),
-			fence: rapid.SampledFrom([]int{0, 0, 0, 0, 1, 1, 2, 2, 3, 4}).Draw(t, "fence"),
+			kind: pick(t, "kind", kinds), which: rapid.IntRange(0, 5).Draw(t, "which"),
+			fence: pick(t, "fence", []int{0, 0, 0, 0, 1, 1, 2, 2, 3, 4}),
 		}
 	}), 1, maxSteps)
+}
+
+// pick draws evenly: rapid itself prefers small numbers.
+func pick[T any](t *rapid.T, label string, from []T) T {
+	n := rapid.Uint32().Draw(t, label)
+	return from[n*2654435761>>12%uint32(len(from))]
 }
 
 // The reference model: what may have happened to an exec, as far as its client and whoever broke things knows.
@@ -211,6 +217,11 @@ func (p *player) begin() {
 	p.t.Helper()
 	if p.s == nil {
 		p.s = p.session(p.repo)
+		// So that there is an old epoch, and an old generation, in each history.
+		_, err := p.client.Sessions.ClaimSession(context.Background(), &sandboxv1.ClaimSessionRequest{SessionId: p.s.id})
+		require.NoError(p.t, err)
+		require.NoError(p.t, p.retire())
+		p.s.works()
 	}
 	p.execs, p.nextMeets, p.s.answers = nil, nil, map[string]*answered{}
 	_ = os.RemoveAll(filepath.Join(p.s.worktree, "runs"))
