@@ -50,6 +50,7 @@ test-long: ## the tests five times over, to find what only fails sometimes, and 
 	@scripts/need-root.sh "make test-long"
 	@scripts/setup.sh build test
 	@scripts/test.sh -count=5
+	@SANDBOX_TEST_LONG=1 go test ./tests/faults ./internal/agent/journal -v -timeout 6h
 	@scripts/fuzz.sh 60s
 
 test-kernel: ## the kernel-facing tests on Linux 5.10 to 7 with cgroup v2, in emulated guests (KERNELS="6.1 6.12", KERNELFLAGS: see go run ./tests/kernel -h)

@@ -485,12 +485,15 @@ func (s *session) conclude(e *execution, v verdict) {
 	}
 	result := outcome(e, v, from == Cancelling, s.evidenceOf(e.intent.SandboxID))
 	var harvest *gitview.Harvest
+	durable := effects.Durable
 	if v.mayHaveRun() {
 		h := s.harvest(context.Background())
 		harvest, result.Harvest = &h, harvestProto(h)
+		// What was harvested is in no receipt: after a crash nothing would tell it again (P7).
+		durable = durable || didAnything(h)
 	}
 	point("exec.harvested")
-	if err := s.record(e, v.proven, result, harvest, effects.Durable); err != nil {
+	if err := s.record(e, v.proven, result, harvest, durable); err != nil {
 		if v.event != ExReceipt {
 			s.finish(e, nil, err)
 			return

@@ -500,11 +500,9 @@ func (s *session) sameAsBefore(r *sandboxv1.ExecRequest, result *sandboxv1.ExecR
 	return nil
 }
 
-// lasting is the part of an answer that stays. Evidence may come to an uncertain one later. What was harvested is not part
-// of the receipt: after a crash it is what the harvest of the next start found.
+// lasting is the part of an answer that stays. Evidence may come to an uncertain one later.
 func lasting(r *sandboxv1.ExecResult) *sandboxv1.ExecResult {
 	c := proto.CloneOf(r)
-	c.Harvest = nil
 	if c.GetStatus() == sandboxv1.ExecResult_UNCERTAIN {
 		c.Evidence = nil
 	}
