@@ -68,7 +68,7 @@ func TestTheReadmesQuickStartWorksFromTopToBottom(t *testing.T) {
 	out := bash(here.Replace(blocks[1][1]))
 	require.Contains(t, out, "On branch try-it")
 	require.Contains(t, out, `"status": "EXITED"`)
-	require.Contains(t, out, "2 receipts, verified")
+	require.Contains(t, out, "3 receipts, verified")
 	out = bash(here.Replace(blocks[2][1]))
 	require.NotContains(t, out, `"code"`)
 	require.Equal(t, 2, strings.Count(out, "On branch try-json"))
