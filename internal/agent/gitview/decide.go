@@ -3,6 +3,7 @@ package gitview
 import (
 	"fmt"
 	"maps"
+	"regexp"
 	"slices"
 	"strings"
 )
@@ -16,6 +17,8 @@ type decision struct {
 	// branch is the session's own branch, as a ref; created are those that this workspace made.
 	branch  string
 	created map[string]bool
+	// remotes are the names of the base clone's remotes.
+	remotes map[string]bool
 	// exported says whether an operator's pattern covers a ref.
 	exported func(ref string) bool
 	// elsewhere maps branches to the other worktree that they are checked out in.
@@ -36,6 +39,8 @@ type verdict struct {
 	conflicts []Conflict
 	// lost are refs whose objects did not arrive, or are none that the ref can name.
 	lost []string
+	// kept say of new branches why they are not made in the base clone.
+	kept []string
 }
 
 // decide is the rule of which refs of a session reach the base clone under their own names: the session's branch and
@@ -53,6 +58,9 @@ func decide(d decision) (verdict, error) {
 			if d.created[ref] && before == "" {
 				out.made[ref] = true // a harvest that was interrupted had made it
 			}
+			continue
+		case d.withheld(ref, before) != "":
+			out.kept = append(out.kept, fmt.Sprintf("%s (%s)", shortened(ref), d.withheld(ref, before)))
 			continue
 		case !d.mine(ref, before):
 			continue
@@ -99,15 +107,70 @@ func (d decision) mine(ref, before string) bool {
 	switch {
 	case strings.HasPrefix(ref, "refs/replace/") || strings.HasPrefix(ref, sandboxes) || ref == stashRef || perWorktree(ref):
 		return false
-	case strings.HasPrefix(ref, heads+"-"): // git branch makes none, for every command would take it for an option
-		return false
 	case ref == d.branch || d.created[ref]:
 		return true
 	case before == "" && strings.HasPrefix(ref, heads):
-		return true
+		return d.withheld(ref, before) == ""
 	default:
 		return d.exported(ref)
 	}
+}
+
+var (
+	// pseudoRef are the names that Git gives what is no branch: HEAD, FETCH_HEAD, ORIG_HEAD.
+	pseudoRef = regexp.MustCompile(`^[A-Z_]+$`)
+	// shortID is what Git takes for an object.
+	shortID = regexp.MustCompile(`^[0-9a-fA-F]{4,64}$`)
+)
+
+// withheld says why a new branch stays below refs/sandboxes/: where Git takes its name before or instead of one that the
+// host's people use for something else, "git merge origin/main" would be the session's. Empty: nothing is against it.
+func (d decision) withheld(ref, before string) string {
+	name, isBranch := strings.CutPrefix(ref, heads)
+	switch {
+	case !isBranch || before != "" || ref == d.branch || d.created[ref]:
+		return ""
+	case strings.HasPrefix(name, "-"): // every command would take it for an option
+		return "it begins with -"
+	case name == "@" || pseudoRef.MatchString(name):
+		return "Git has a meaning of its own for that name"
+	case strings.HasPrefix(name, "refs/"):
+		return "it looks like a ref's full name"
+	case shortID.MatchString(name):
+		return "it looks like a commit's id"
+	}
+	for _, dir := range append(slices.Collect(foldersOf(name)), name) {
+		if d.remotes[dir] {
+			return "the base clone has a remote " + dir
+		}
+	}
+	for _, other := range []string{"refs/tags/" + name, "refs/remotes/" + name, "refs/" + name} {
+		if d.base[other] != "" || d.symbolic[other] != "" {
+			return "the base clone has " + other
+		}
+	}
+	return ""
+}
+
+// remotes are those of the base clone's configuration and those that it has refs of.
+func (v *View) remotes(base snapshot) map[string]bool {
+	out := map[string]bool{}
+	for _, e := range v.o.Config.Entries {
+		if rest, ok := strings.CutPrefix(e.Key, "remote."); ok {
+			if dot := strings.LastIndexByte(rest, '.'); dot > 0 {
+				out[rest[:dot]] = true
+			}
+		}
+	}
+	for _, m := range []refs{base.ids, base.symbolic} {
+		for ref := range m {
+			if rest, ok := strings.CutPrefix(ref, "refs/remotes/"); ok {
+				name, _, _ := strings.Cut(rest, "/")
+				out[name] = true
+			}
+		}
+	}
+	return out
 }
 
 // clash is the remedy when a ref can't move, and empty when it can.

@@ -2,8 +2,10 @@ package gitview
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sort"
+	"strconv"
 	"strings"
 	"time"
 
@@ -117,9 +119,37 @@ func (j *jails) close() {
 	}
 }
 
+// moreRefs bounds how many refs a session may have beyond the base clone's.
+const moreRefs = 100_000
+
+// errFlood: the session has more refs than are looked at.
+var errFlood = errors.New("the session has too many refs")
+
+// listPrivateRefs lists the session's refs. A flood of them is refused, and Git not asked again about the very same one.
+func (v *View) listPrivateRefs(ctx context.Context, s *gitjail.Session) (snapshot, error) {
+	limit := len(v.snapshot.ids) + len(v.snapshot.symbolic) + moreRefs
+	flood := fmt.Errorf("%w: more than the base clone's and %d (remove them in the session: rm -rf the refs, or git update-ref --stdin)", errFlood, moreRefs)
+	now, err := v.printPrivate()
+	if err != nil {
+		return snapshot{}, err
+	}
+	if is := now.Parts[partRefs]; !now.Racy && v.flood == is {
+		return snapshot{}, flood
+	}
+	v.flood = ""
+	list, err := listRefs(ctx, s, "--count="+strconv.Itoa(limit+1))
+	if err != nil || len(list.ids)+len(list.symbolic)+list.left <= limit {
+		return list, err
+	}
+	if !now.Racy {
+		v.flood = now.Parts[partRefs]
+	}
+	return snapshot{}, flood
+}
+
 // listRefs lists the refs that a jail's repository has, less the sandboxes'.
-func listRefs(ctx context.Context, s *gitjail.Session) (snapshot, error) {
-	out, err := s.Run(ctx, "for-each-ref", "--format=%(objectname) %(refname) %(symref)")
+func listRefs(ctx context.Context, s *gitjail.Session, options ...string) (snapshot, error) {
+	out, err := s.Run(ctx, append([]string{"for-each-ref", "--format=%(objectname) %(refname) %(symref)"}, options...)...)
 	if err != nil {
 		return snapshot{}, err
 	}
@@ -132,6 +162,7 @@ func listRefs(ctx context.Context, s *gitjail.Session) (snapshot, error) {
 		}
 		switch {
 		case strings.HasPrefix(name, sandboxes):
+			list.left++
 		case symref != "":
 			list.symbolic[name] = symref
 		default:
@@ -195,7 +226,7 @@ func (v *View) printPrivate() (print, error) {
 		return print{}, err
 	}
 	defer d.Close()
-	return printPrivate(d, v.meta())
+	return printPrivate(d, v.meta()), nil
 }
 
 func (v *View) printBase() (print, error) {
@@ -204,7 +235,7 @@ func (v *View) printBase() (print, error) {
 		return print{}, err
 	}
 	defer d.Close()
-	return printBase(d, v.meta())
+	return printBase(d, v.meta()), nil
 }
 
 // meta is the worktree's folder in a Git folder.

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"hash"
+	"io"
 	"os"
 	"path/filepath"
 	"slices"
@@ -51,6 +52,8 @@ const (
 	racyTime = 20 * time.Millisecond
 	// mostRefs bounds how many files and folders below refs are looked at; beyond, each print differs from all others.
 	mostRefs = 20000
+	// mostDepth bounds how deep the folders of a Git folder are looked at.
+	mostDepth = 64
 	// mostBaseFiles is up to how many entries of a base clone's refs the files are looked at, and not their folders alone:
 	// Git replaces a ref's file, which changes its folder.
 	mostBaseFiles = 2000
@@ -70,44 +73,49 @@ func newPrinter(dir *os.File) *printer {
 }
 
 // part adds one part, of the given names and all that is below those that end in "/".
-func (p *printer) part(name string, paths ...string) error {
+func (p *printer) part(name string, paths ...string) {
 	p.hash = sha256.New()
 	for _, path := range paths {
-		var err error
 		if tree, isTree := strings.CutSuffix(path, "/"); isTree {
-			err = p.tree(tree, nil)
+			p.tree(tree, nil)
 		} else {
-			err = p.entry(path)
-		}
-		if err != nil {
-			return err
+			p.entry(path)
 		}
 	}
-	p.print.Parts[name] = hex.EncodeToString(p.hash.Sum(nil)[:16])
-	return nil
+	p.print.Parts[name] = p.sum()
 }
+
+func (p *printer) sum() string { return hex.EncodeToString(p.hash.Sum(nil)[:16]) }
 
 func (p *printer) done() print {
 	p.print.Racy = p.print.Racy || p.newest > time.Now().Add(-racyTime).UnixNano()
 	return p.print
 }
 
-func (p *printer) entry(path string) error {
+// entry adds one name. What can't be looked at is taken for changed: a command can bring that about, and only a command can
+// repair it.
+func (p *printer) entry(path string) {
 	fd, err := hostfs.Beneath(p.dir, path, unix.O_PATH, 0)
-	switch {
-	case errors.Is(err, unix.ENOENT), errors.Is(err, unix.ENOTDIR), errors.Is(err, unix.ELOOP):
-		fmt.Fprintf(p.hash, "%q none\n", path)
-		return nil
-	case err != nil:
-		return fmt.Errorf("looking at %s in %s: openat2: %w", path, p.dir.Name(), err)
+	if err != nil {
+		p.missing(path, err)
+		return
 	}
 	defer unix.Close(fd)
 	var st unix.Stat_t
 	if err := unix.Fstat(fd, &st); err != nil {
-		return fmt.Errorf("looking at %s in %s: fstat: %w", path, p.dir.Name(), err)
+		p.print.Racy = true
+		return
 	}
 	p.add(path, &st)
-	return nil
+}
+
+// missing adds a name that is not there, or is no folder or file that can be reached without following a link.
+func (p *printer) missing(path string, err error) {
+	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENOTDIR) || errors.Is(err, unix.ELOOP) {
+		fmt.Fprintf(p.hash, "%q none\n", path)
+		return
+	}
+	p.print.Racy = true
 }
 
 func (p *printer) add(path string, st *unix.Stat_t) {
@@ -117,89 +125,72 @@ func (p *printer) add(path string, st *unix.Stat_t) {
 }
 
 // tree adds a folder and what is below it; skip leaves names out.
-func (p *printer) tree(path string, skip func(path string, isDir bool) bool) error {
-	if err := p.entry(path); err != nil {
-		return err
-	}
-	fd, err := hostfs.Beneath(p.dir, path, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NONBLOCK, 0)
-	switch {
-	case errors.Is(err, unix.ENOENT), errors.Is(err, unix.ENOTDIR), errors.Is(err, unix.ELOOP):
-		return nil // what is there instead has been added
-	case err != nil:
-		return fmt.Errorf("reading the folder %s in %s: openat2: %w", path, p.dir.Name(), err)
+func (p *printer) tree(path string, skip func(path string, isDir bool) bool) {
+	p.entry(path)
+	p.below(p.dir, path, path, 0, skip)
+}
+
+// below adds what a folder has. It is opened in its parent: the path of a deep one is longer than the kernel takes.
+func (p *printer) below(parent *os.File, name, path string, depth int, skip func(path string, isDir bool) bool) {
+	fd, err := hostfs.Beneath(parent, name, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NONBLOCK, 0)
+	if err != nil {
+		p.missing(path, err)
+		return
 	}
 	d := os.NewFile(uintptr(fd), path)
 	defer d.Close()
 	entries, err := d.ReadDir(mostRefs - p.seen + 1)
-	if p.seen+len(entries) > mostRefs || err != nil && len(entries) > 0 {
+	if depth >= mostDepth || p.seen+len(entries) > mostRefs || err != nil && !errors.Is(err, io.EOF) {
 		p.print.Racy = true
-		return nil
+		return
 	}
 	slices.SortFunc(entries, func(a, b os.DirEntry) int { return strings.Compare(a.Name(), b.Name()) })
 	for _, e := range entries {
-		name := filepath.Join(path, e.Name())
-		if skip != nil && skip(name, e.IsDir()) {
+		at := filepath.Join(path, e.Name())
+		if skip != nil && skip(at, e.IsDir()) {
 			continue
 		}
+		p.stat(d, e.Name(), at)
 		if e.IsDir() {
-			err = p.tree(name, skip)
-		} else {
-			err = p.stat(d, e.Name(), name)
-		}
-		if err != nil {
-			return err
+			p.below(d, e.Name(), at, depth+1, skip)
 		}
 	}
-	return nil
 }
 
-func (p *printer) stat(d *os.File, name, path string) error {
+func (p *printer) stat(d *os.File, name, path string) {
 	var st unix.Stat_t
 	if err := unix.Fstatat(int(d.Fd()), name, &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
-		if errors.Is(err, unix.ENOENT) { // the base clone is in use
-			return nil
-		}
-		return fmt.Errorf("looking at %s in %s: fstatat: %w", path, p.dir.Name(), err)
+		p.print.Racy = p.print.Racy || !errors.Is(err, unix.ENOENT) // the base clone is in use
+		return
 	}
 	p.add(path, &st)
-	return nil
 }
 
 // printPrivate is of what a command could have changed. meta is the worktree's folder in the private one.
-func printPrivate(dir *os.File, meta string) (print, error) {
+func printPrivate(dir *os.File, meta string) print {
 	p := newPrinter(dir)
 	in := func(name string) string { return filepath.Join(meta, name) }
-	err := errors.Join(
-		p.part(partHead, in("HEAD")),
-		p.part(partIndex, in("index")),
-		p.part(partLogs, in("logs/HEAD"), "logs/refs/stash"),
-		p.part(partNames, ".", meta, in("logs"), "logs"),
-		p.part(partRefs, "packed-refs", "refs/", in("refs")+"/"),
-	)
-	return p.done(), err
+	p.part(partHead, in("HEAD"))
+	p.part(partIndex, in("index"))
+	p.part(partLogs, in("logs/HEAD"), "logs/refs/stash")
+	p.part(partNames, ".", meta, in("logs"), "logs")
+	p.part(partRefs, "packed-refs", "refs/", in("refs")+"/")
+	return p.done()
 }
 
 // printBase is of what others could have changed in the base clone: the refs but the sandboxes', and the worktree's
 // folder.
-func printBase(dir *os.File, meta string) (print, error) {
+func printBase(dir *os.File, meta string) print {
 	p := newPrinter(dir)
 	in := func(name string) string { return filepath.Join(meta, name) }
 	skipped := func(path string, isDir bool) bool {
 		return path == "refs/sandboxes" || !isDir && p.seen > mostBaseFiles
 	}
-	err := errors.Join(
-		p.part(partHead, in("HEAD"), in("reftable/tables.list")),
-		p.part(partIndex, in("index")),
-		p.part(partRefs, "packed-refs", "reftable/tables.list"),
-	)
-	if err != nil {
-		return print{}, err
-	}
-	tables := p.print.Parts[partRefs]
+	p.part(partHead, in("HEAD"), in("reftable/tables.list"))
+	p.part(partIndex, in("index"))
+	p.part(partRefs, "packed-refs", "reftable/tables.list")
 	p.hash = sha256.New()
-	if err := p.tree("refs", skipped); err != nil {
-		return print{}, err
-	}
-	p.print.Parts[partRefs] = tables + hex.EncodeToString(p.hash.Sum(nil)[:16])
-	return p.done(), nil
+	p.tree("refs", skipped)
+	p.print.Parts[partRefs] += p.sum()
+	return p.done()
 }

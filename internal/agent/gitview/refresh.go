@@ -105,7 +105,7 @@ func (v *View) bringInRefs(ctx context.Context, j *jails, base snapshot) error {
 	if err != nil {
 		return err
 	}
-	private, err := listRefs(ctx, s)
+	private, err := v.listPrivateRefs(ctx, s)
 	if err != nil {
 		return privateError{err}
 	}
@@ -294,21 +294,21 @@ func (v *View) bringInIndex(ctx context.Context, j *jails, base *gitjail.Session
 		v.state.Pending = true // the harvest finds the two apart
 		return nil
 	}
+	// A log that is not the one both had, or is none that can be read, stays as it is: the index does without.
 	log, err := v.privateLog()
-	if err != nil {
-		return privateError{err}
-	}
+	sameLog := err == nil && digest(log) == v.state.Log
 	err = inBoth(v.o.Workspace.CommonDir, v.Private(), v.o.Workspace.Owner, func(base, d folder) error {
 		index, head := v.meta()+"/index", v.meta()+"/logs/HEAD"
-		if err := copyTo(base, index, d, index, mostIndex); err != nil || digest(log) != v.state.Log {
+		if err := copyTo(base, index, d, index, mostIndex); err != nil {
 			return err
 		}
-		return copyTo(base, head, d, head, mostLog)
+		sameLog = sameLog && copyTo(base, head, d, head, mostLog) == nil
+		return nil
 	})
 	if err != nil {
 		return privateError{err}
 	}
-	if digest(log) == v.state.Log {
+	if sameLog {
 		if log, err = v.privateLog(); err != nil {
 			return privateError{err}
 		}

@@ -58,13 +58,16 @@ func namesIn(path string) ([]string, error) {
 func (v *View) harvestShared() Harvest {
 	h := &harvest{v: v}
 	h.Status = Shared
-	if err := v.cleanShared(h); err != nil {
-		h.say(err.Error())
+	for _, clean := range []func(*harvest) error{v.cleanLocks, v.cleanConfig} {
+		if err := clean(h); err != nil {
+			h.say("%v", err)
+		}
 	}
 	return h.Harvest
 }
 
-func (v *View) cleanShared(h *harvest) error {
+// cleanLocks removes the command's locks. One that can't be removed is named, and holds back no other.
+func (v *View) cleanLocks(h *harvest) error {
 	locks, err := v.sharedLocks()
 	if err != nil {
 		return err
@@ -74,22 +77,40 @@ func (v *View) cleanShared(h *harvest) error {
 			continue
 		}
 		err := inFolder("the workspace's Git folder", filepath.Dir(path), v.o.Workspace.Owner, func(d folder) error {
-			return d.remove(filepath.Base(path))
+			return removeEither(d, filepath.Base(path))
 		})
-		if err != nil {
-			return err
-		}
 		if name, inSkeleton := strings.CutPrefix(path, v.Private()); inSkeleton {
 			path = v.o.Workspace.CommonDir + name
 		}
+		if err != nil {
+			h.say("the lock %s stays (rm -rf it in the session): %v", shortened(path), err)
+			continue
+		}
 		h.StaleLocks = append(h.StaleLocks, path)
 	}
+	return nil
+}
+
+// removeEither takes a file or an empty folder away.
+func removeEither(d folder, name string) error {
+	err := d.remove(name)
+	if !errors.Is(err, unix.EISDIR) {
+		return err
+	}
+	if err := unix.Unlinkat(int(d.Fd()), name, unix.AT_REMOVEDIR); err != nil && !errors.Is(err, unix.ENOENT) {
+		return d.fail("removing", name, err)
+	}
+	return nil
+}
+
+// cleanConfig removes what the command made of the worktree's configuration.
+func (v *View) cleanConfig(h *harvest) error {
 	return v.inMetaFolder(func(m folder) error {
 		if _, there, err := m.lstat(worktreeConfig); v.worktreeConfig || err == nil && !there {
 			return nil
 		}
 		// Git reads it once extensions.worktreeConfig is on, which the host may turn on later.
 		h.say("the command made %s/%s, which would be configuration: it was removed", v.o.Workspace.MetaDir, worktreeConfig)
-		return m.remove(worktreeConfig)
+		return removeEither(m, worktreeConfig)
 	})
 }

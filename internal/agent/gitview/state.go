@@ -79,6 +79,8 @@ type snapshot struct {
 	ids refs
 	// symbolic maps names to the ref that they name; what a session does to those stays private.
 	symbolic refs
+	// left is how many of the sandboxes' refs were met in a listing, and left out.
+	left int
 }
 
 func newSnapshot() snapshot { return snapshot{ids: refs{}, symbolic: refs{}} }

@@ -92,7 +92,7 @@ func (v *View) sessionTips(ctx context.Context, j *jails) (tips refs, out []stri
 	if err != nil {
 		return nil, nil, err
 	}
-	list, err := listRefs(ctx, s)
+	list, err := v.listPrivateRefs(ctx, s)
 	if err != nil {
 		return nil, nil, err
 	}

@@ -49,6 +49,8 @@ type View struct {
 	worktreeConfig bool
 	// before is the private folder's print at the last Refresh.
 	before print
+	// flood is the print of more refs than are looked at; empty when there are not.
+	flood string
 }
 
 // Key is the name of a worktree's folder among the agent's workspaces: 32 hex digits.

@@ -309,6 +309,14 @@ func dropOwnLock(m folder, lock string) error {
 	return nil
 }
 
+const (
+	// mostLogLine bounds a line of HEAD's log that is brought over, bytes, and mostLogLines how many one harvest brings.
+	mostLogLine  = 4 << 10
+	mostLogLines = 10_000
+	// mostLogTotal is from what size on the base clone's log gets no more lines, bytes: a new workspace copies one as large.
+	mostLogTotal = mostSmall
+)
+
 // logLine is one line of HEAD's log.
 type logLine struct{ old, new, text string }
 
@@ -331,19 +339,36 @@ func (h *harvest) readLog() error {
 	}
 	base, err := v.baseLog()
 	if err != nil {
-		return err
+		h.say("the log of HEAD in the base clone can't be read, and stays as it is: %v", err)
+		return nil
 	}
 	there := map[string]bool{}
 	for line := range strings.Lines(string(base)) {
 		there[strings.TrimSuffix(line, "\n")] = true
 	}
 	for line := range strings.Lines(string(log)) {
-		text := strings.TrimSuffix(line, "\n")
-		if m := logEntry.FindStringSubmatch(text); m != nil && !there[text] && strings.HasSuffix(line, "\n") {
-			h.logLines = append(h.logLines, logLine{old: m[1], new: m[2], text: text})
+		if l, ok := parseLogLine(line); ok && !there[l.text] {
+			h.logLines = append(h.logLines, l)
 		}
 	}
+	if more := len(h.logLines) - mostLogLines; more > 0 {
+		h.say("the oldest %d lines of HEAD's log are not in the base clone: one harvest brings at most %d", more, mostLogLines)
+		h.logLines = h.logLines[more:]
+	}
 	return nil
+}
+
+// parseLogLine takes what Git itself would write: whole lines, not overlong, of which at least one id is one.
+func parseLogLine(line string) (logLine, bool) {
+	text, whole := strings.CutSuffix(line, "\n")
+	if !whole || len(text) > mostLogLine {
+		return logLine{}, false
+	}
+	m := logEntry.FindStringSubmatch(text)
+	if m == nil || isZero(m[1]) && isZero(m[2]) {
+		return logLine{}, false
+	}
+	return logLine{old: m[1], new: m[2], text: text}, true
 }
 
 func (v *View) baseLog() (b []byte, err error) {
@@ -370,31 +395,44 @@ func (h *harvest) logIDs() []string {
 func (h *harvest) exportLog(context.Context) error {
 	v := h.v
 	if len(h.logLines) > 0 {
-		base, err := v.baseLog()
-		if err != nil {
+		if err := h.appendLog(); err != nil {
 			return err
 		}
-		err = v.inMetaFolder(func(m folder) error {
-			if err := m.mkdir("logs"); err != nil {
-				return err
-			}
-			return m.writeFrom("logs/HEAD", 0o644, func(w io.Writer) error {
-				b := bytes.NewBuffer(base)
-				for _, l := range h.logLines {
-					b.WriteString(l.text + "\n")
-				}
-				_, err := w.Write(b.Bytes())
-				return err
-			})
-		})
-		if err != nil {
-			return fmt.Errorf("writing the log of the worktree's HEAD in the base clone: %w", err)
-		}
-		h.wrote = true
 	}
 	if h.log != "" {
 		v.state.Log = h.log
 	}
 	step("after the log")
+	return nil
+}
+
+func (h *harvest) appendLog() error {
+	v := h.v
+	base, err := v.baseLog()
+	if err != nil {
+		h.say("the log of HEAD in the base clone can't be read, and stays as it is: %v", err)
+		return nil
+	}
+	b := bytes.NewBuffer(base)
+	for _, l := range h.logLines {
+		b.WriteString(l.text + "\n")
+	}
+	if b.Len() > mostLogTotal {
+		h.say("the log of HEAD in the base clone gets no more lines: it would have more than %d bytes (git reflog expire in the worktree shortens it)", mostLogTotal)
+		return nil
+	}
+	err = v.inMetaFolder(func(m folder) error {
+		if err := m.mkdir("logs"); err != nil {
+			return err
+		}
+		return m.writeFrom("logs/HEAD", 0o644, func(w io.Writer) error {
+			_, err := w.Write(b.Bytes())
+			return err
+		})
+	})
+	if err != nil {
+		return fmt.Errorf("writing the log of the worktree's HEAD in the base clone: %w", err)
+	}
+	h.wrote = true
 	return nil
 }
