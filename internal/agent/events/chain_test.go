@@ -129,8 +129,9 @@ func TestAWatcherSeesWhatComes(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	got := make(chan Entry)
 	done := make(chan error, 1)
+	from := p.chain.Newest() // before anything is told
 	go func() {
-		done <- p.chain.Watch(ctx, p.chain.Newest(), "", false, func(e Entry) error { got <- e; return nil })
+		done <- p.chain.Watch(ctx, from, "", false, func(e Entry) error { got <- e; return nil })
 	}()
 	for i := range 5 {
 		require.NoError(t, p.chain.Tell(Event{Kind: ExecRequested, Exec: fmt.Sprint(i)}))
