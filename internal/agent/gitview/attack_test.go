@@ -242,3 +242,81 @@ func TestP12APrivateFifoEndsTrustedGitByItsTime(t *testing.T) {
 	require.Equal(t, Failed, h.Status)
 	require.Contains(t, h.Detail, "MERGE_MSG")
 }
+
+// evilBranch makes a branch whose tree Git's own check refuses: a submodule's address that would be an option. extra is
+// run before it.
+const evilBranch = `G=$(printf '[submodule "../../x"]\n\tpath=a\n\turl=--upload-pack=x\n' | git hash-object -w --stdin)
+T=$({ printf '100644 blob %s\t.gitmodules\n' $G; cat /tmp/many 2>/dev/null; } | git mktree)
+git update-ref refs/heads/evil $(git commit-tree -p HEAD -m evil $T) && git rev-parse evil`
+
+// incoming are the names in the base clone's object folder that Git would clean up one day.
+func (w *world) incoming() []string {
+	w.Helper()
+	var out []string
+	for _, pattern := range []string{"/objects/tmp_*", "/objects/pack/tmp_*"} {
+		found, err := filepath.Glob(w.git + pattern)
+		require.NoError(w, err)
+		out = append(out, found...)
+	}
+	return out
+}
+
+func TestP12ObjectsThatGitsCheckRefusesNeverReachTheBaseClone(t *testing.T) {
+	for name, extra := range map[string]string{
+		"few objects":  "",
+		"many objects": `for i in $(seq 200); do I=$(echo $i | git hash-object -w --stdin); printf '100644 blob %s\tf%s\n' $I $i; done > /tmp/many; `,
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t)
+			evil, h := w.command(extra + evilBranch + "; rm -f /tmp/many")
+			evil = strings.TrimSpace(evil)
+			require.Equal(t, Failed, h.Status, "%+v", h)
+			for range 2 {
+				_, h = w.command("true")
+				require.NotEqual(t, Harvested, h.Status, "%+v", h)
+				_, err := gitOf(w, "cat-file", "-e", evil)
+				require.Error(t, err, "the base clone does not even have the commit")
+			}
+			require.Empty(t, w.incoming())
+
+			_, h = w.command("git commit -q --allow-empty -m Fine && git branch other HEAD")
+			require.Contains(t, h.Detail, "refs/heads/evil")
+			require.Equal(t, "main\nother\ntopic", w.branches())
+			require.Equal(t, "Fine", w.host("log", "-1", "--format=%s", "topic"), "what is sound arrives")
+			require.Empty(t, w.incoming())
+			w.sound()
+		})
+	}
+}
+
+func TestP12ABlobThatArrivedAsAnOrdinaryFileIsNoSubmodulesLaterOn(t *testing.T) {
+	w := newWorld(t)
+	w.harvested(`printf '[submodule "../../x"]\n\tpath=a\n\turl=--upload-pack=x\n' > plain && git add plain && git commit -q -m Plain`)
+	_, h := w.command(evilBranch)
+	require.Equal(t, Failed, h.Status, "%+v", h)
+	_, h = w.command("true")
+	require.NotEqual(t, Harvested, h.Status, "%+v", h)
+	require.NotContains(t, w.branches(), "evil")
+	w.sound()
+}
+
+func TestP12ACommitThatACommandReplacedUnderItsIDDropsNoCommitOfTheHost(t *testing.T) {
+	w := newWorld(t)
+	_, h := w.command("git commit -q --allow-empty -m Mine") // it stays a loose object: of packs the base clone's are first
+	require.Equal(t, Harvested, h.Status, "%+v", h)
+	host := w.host("commit-tree", "-p", "topic~1", "-m", "Host", "topic^{tree}")
+	require.NoError(t, w.v.Refresh(t.Context()))
+	// The control case is in the script's last line: by the session's own objects the host's commit is an ancestor.
+	w.inside(func(in *testkit.Inside) {
+		in.Must(w.wt, `at() { echo `+w.git+`/objects/$(echo $1 | cut -c1-2)/$(echo $1 | cut -c3-); }
+P=$(git rev-parse HEAD); N=$(git commit-tree -p $P -m More $P^{tree}); git update-ref refs/heads/topic $N
+X=$(git cat-file commit $P | sed 's/^parent .*/parent `+host+`/' | git hash-object -t commit -w --stdin)
+mkdir -p $(dirname $(at $P)); rm -f $(at $P); cp $(at $X) $(at $P)
+git merge-base --is-ancestor `+host+` $N`)
+	})
+	w.host("update-ref", "refs/heads/topic", host)
+	h = w.v.Harvest(t.Context())
+	require.Equal(t, host, w.host("rev-parse", "topic"), "%+v", h)
+	require.Equal(t, Conflicts, h.Status, "%+v", h)
+	w.sound()
+}

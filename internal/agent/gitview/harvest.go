@@ -27,13 +27,19 @@ const mostChanged = 2000
 // mostStashes bounds how many stash entries are kept.
 const mostStashes = 256
 
-// Harvest brings a command's work to the base clone, after the command's boundary. A failure is Status Failed with its
-// reason in Detail; the next harvest tries again. A command that touched nothing costs a few stats.
+// harvestTime bounds a whole harvest: cancel, retire and delete wait for it.
+const harvestTime = 2 * time.Minute
+
+// Harvest brings a command's work to the base clone, after the command's boundary. It takes at most two minutes, and what
+// it takes to end Git then. A failure is Status Failed with its reason in Detail; the next harvest tries again. A command
+// that touched nothing costs a few stats.
 func (v *View) Harvest(ctx context.Context) Harvest {
 	if v.o.Layout == mounts.Shared {
 		return v.harvestShared()
 	}
 	h := &harvest{v: v}
+	ctx, cancel := context.WithTimeout(ctx, harvestTime)
+	defer cancel()
 	err := h.run(ctx)
 	if err != nil {
 		v.settled = false
@@ -60,6 +66,7 @@ type harvest struct {
 	logLines []logLine
 	log      string            // the digest of the session's log of HEAD; empty when it was not read
 	types    map[string]string // of the objects that refs, index and log name, in the base clone; "" for a missing one
+	failed   map[string]bool   // ids whose objects were not brought over whole
 	verdict  verdict
 	indexIDs []string
 	wrote    bool // something arrived in the base clone
@@ -107,6 +114,9 @@ func (h *harvest) run(ctx context.Context) error {
 // look walks the private folder before Git does, and removes the locks of whoever was killed.
 func (h *harvest) look(context.Context) error {
 	v := h.v
+	if err := v.dropIncoming(); err != nil {
+		return err
+	}
 	dir, err := hostfs.OpenDir("the workspace's Git folder", v.Private())
 	if err != nil {
 		return err
@@ -136,7 +146,7 @@ func (h *harvest) read(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if h.private, err = listRefs(ctx, s); err != nil {
+	if h.private, err = v.listPrivateRefs(ctx, s); err != nil {
 		return err
 	}
 	if h.head, err = v.privateHead(); err != nil {
@@ -283,9 +293,9 @@ func (h *harvest) bringObjects(ctx context.Context) error {
 	}
 	group(index...)
 	group(log...)
-	objects, whole, why := h.j.transfer(ctx, tips{groups: groups, has: h.v.negatives(h.base.ids)})
-	h.Objects = objects
-	if ctx.Err() != nil || why != nil && whole == 0 {
+	objects, failed, why := h.j.transfer(ctx, tips{groups: groups, has: h.v.negatives(h.base.ids)})
+	h.Objects, h.failed = objects, failed
+	if why != nil && (ctx.Err() != nil || len(failed) == len(slices.Concat(groups...))) {
 		return why
 	}
 	if why != nil {
@@ -335,6 +345,9 @@ func (h *harvest) checkArrived(ctx context.Context, refIDs, indexIDs, logIDs []s
 	if h.types, err = objectTypes(ctx, s, all); err != nil {
 		return err
 	}
+	if err := h.distrust(ctx, s); err != nil {
+		return err
+	}
 	for _, id := range indexIDs {
 		if h.types[id] != "blob" {
 			h.say("the index is not in the base clone: its object %s is %s", id, orMissing(h.types[id]))
@@ -345,6 +358,30 @@ func (h *harvest) checkArrived(ctx context.Context, refIDs, indexIDs, logIDs []s
 	h.logLines = slices.DeleteFunc(h.logLines, func(l logLine) bool {
 		return !isZero(l.old) && h.types[l.old] != "commit" || !isZero(l.new) && h.types[l.new] != "commit"
 	})
+	return nil
+}
+
+// distrust takes what did not arrive whole for missing, although the base clone has an object of that id: unless a ref of
+// its own needs it, nobody has said that what it names is there.
+func (h *harvest) distrust(ctx context.Context, s *gitjail.Session) error {
+	asked := 0
+	for id := range h.failed {
+		kind := h.types[id]
+		if kind == "" {
+			continue
+		}
+		h.types[id] = ""
+		if asked++; kind != "commit" || asked > mostParts {
+			continue
+		}
+		out, err := s.Run(ctx, "for-each-ref", "--count=1", "--contains="+id)
+		if err != nil {
+			return err
+		}
+		if out != "" {
+			h.types[id] = kind
+		}
+	}
 	return nil
 }
 
@@ -388,7 +425,7 @@ func (h *harvest) tryRefs(ctx context.Context, apart bool) error {
 	v := h.v
 	d := decision{
 		before: v.snapshot.ids, now: h.private.ids, base: h.base.ids, symbolic: h.base.symbolic,
-		branch: v.branch(), created: v.state.Created, arrived: h.arrived,
+		branch: v.branch(), created: v.state.Created, arrived: h.arrived, remotes: v.remotes(h.base),
 		exported: func(ref string) bool {
 			return slices.ContainsFunc(v.o.Export, func(p string) bool { return gitguard.Matches(p, ref) })
 		},
@@ -429,7 +466,11 @@ func (h *harvest) tryRefs(ctx context.Context, apart bool) error {
 func (h *harvest) moveApart(ctx context.Context, s *gitjail.Session, why string, moves []move) {
 	parts := apartByName(moves)
 	for _, m := range slices.Concat(parts[0], parts[1]) {
-		if err := runMoves(unbroken(ctx), s, nil, why, []move{m}); err != nil {
+		err := ctx.Err()
+		if err == nil {
+			err = runMoves(unbroken(ctx), s, nil, why, []move{m})
+		}
+		if err != nil {
 			h.again = true
 			h.say("%s was not written: %v", m.ref, err)
 			h.verdict.moves = slices.DeleteFunc(h.verdict.moves, func(x move) bool { return x.ref == m.ref })
@@ -455,8 +496,9 @@ func (v *View) announce(made map[string]bool) error {
 	return v.save(false)
 }
 
+// isAncestor asks the base clone: in the session's own objects a command may have replaced any.
 func (h *harvest) isAncestor(ctx context.Context, base, now string) (bool, error) {
-	s, err := h.j.inPrivate()
+	s, err := h.j.inBase()
 	if err != nil {
 		return false, err
 	}
@@ -617,6 +659,10 @@ func (h *harvest) finish(ctx context.Context) error {
 	h.Conflicts = append(h.verdict.conflicts, h.Conflicts...)
 	if len(h.verdict.lost) > 0 {
 		h.say("not moved, for want of their objects: %s", strings.Join(h.verdict.lost, ", "))
+	}
+	if kept := h.verdict.kept; len(kept) > 0 {
+		h.say("%d new branches are only below %s, for in the base clone their names would be taken for something else: %s; give them other names (git branch -m)",
+			len(kept), mirrorOf(v.o.SessionID), strings.Join(kept[:min(len(kept), mostNamed)], ", "))
 	}
 	switch {
 	case len(h.Conflicts) > 0:

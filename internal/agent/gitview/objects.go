@@ -55,24 +55,34 @@ type tips struct {
 }
 
 // transfer brings objects over: packed in the private jail, checked and stored in the base clone's, joined by a pipe. When
-// not all can be had, for a command may have broken or forged some, each group is tried by itself: whole says how many
-// arrived, and why is the first failure.
-func (j *jails) transfer(ctx context.Context, t tips) (objects uint64, whole int, why error) {
+// not all can be had, for a command may have broken or forged some, each group is tried by itself: failed are the ids of
+// those that did not arrive, and why is the first failure.
+func (j *jails) transfer(ctx context.Context, t tips) (objects uint64, failed map[string]bool, why error) {
 	all := slices.Concat(t.groups...)
 	if len(all) == 0 {
-		return 0, 0, nil
+		return 0, nil, nil
 	}
 	objects, why = j.transferOne(ctx, all, t.has)
-	if why == nil || ctx.Err() != nil || len(t.groups) == 1 {
-		return objects, 0, why
+	if why == nil {
+		return objects, nil, nil
+	}
+	failed = set(all)
+	if ctx.Err() != nil || len(t.groups) == 1 {
+		return objects, failed, why
 	}
 	for _, group := range t.groups[:min(len(t.groups), mostParts)] {
-		if n, err := j.transferOne(ctx, group, t.has); err == nil {
+		n, err := j.transferOne(ctx, group, t.has)
+		switch {
+		case ctx.Err() != nil:
+			return objects, failed, why
+		case err == nil:
 			objects += n
-			whole++
+			for _, id := range group {
+				delete(failed, id)
+			}
 		}
 	}
-	return objects, whole, why
+	return objects, failed, why
 }
 
 func set(ids []string) map[string]bool {
@@ -114,7 +124,7 @@ func (j *jails) transferOne(ctx context.Context, ids, has []string) (uint64, err
 		w.Close() // done already, unless the call was never sent
 		packed <- err
 	}()
-	n, stored := j.store(ctx, base, r)
+	n, stored := j.receive(ctx, base, r, stdin.String())
 	r.Close() // ends a packing whose objects nobody wants
 	err = <-packed
 	if private.Ended() {
@@ -130,9 +140,33 @@ func (j *jails) transferOne(ctx context.Context, ids, has []string) (uint64, err
 	return uint64(n), stored
 }
 
+// receive takes the objects of a pack into the base clone, all of them or none. wanted are the tips and what the base clone
+// has, as rev-list reads them.
+func (j *jails) receive(ctx context.Context, base *gitjail.Session, r *os.File, wanted string) (n uint32, err error) {
+	name, err := j.v.incoming()
+	if err != nil {
+		return 0, err
+	}
+	defer func() { err = errors.Join(err, j.v.dropIncoming()) }()
+	env := j.v.into(name)
+	if n, err = store(ctx, base, r, env); err != nil {
+		return 0, err
+	}
+	// What was packed is what the session's objects said, and a command may have put others in their place: whether all is
+	// there now is for the base clone to say.
+	_, err = base.RunCall(ctx, gitjail.Call{
+		Args: []string{"rev-list", "--objects", "--quiet", "--ignore-missing", "--stdin"}, Stdin: strings.NewReader(wanted), Env: env, Timeout: transferTimeout,
+	})
+	if err != nil {
+		return 0, fmt.Errorf("looking for all that the session's objects need: %w", err)
+	}
+	step("objects checked")
+	return n, j.v.accept(name)
+}
+
 // store reads a pack's header, as git receive-pack does, and lets Git store the rest: with the check that every object
-// is sound and everything that it names is there.
-func (j *jails) store(ctx context.Context, base *gitjail.Session, r *os.File) (uint32, error) {
+// is sound and everything that it names is there. Git has written objects also when the check fails.
+func store(ctx context.Context, base *gitjail.Session, r *os.File, env []string) (uint32, error) {
 	var header [12]byte
 	if _, err := io.ReadFull(r, header[:]); err != nil {
 		return 0, fmt.Errorf("%w: no pack came: %w", gitjail.ErrGit, err)
@@ -150,7 +184,7 @@ func (j *jails) store(ctx context.Context, base *gitjail.Session, r *os.File) (u
 	if n > fewObjects {
 		args = []string{"index-pack", "--stdin", "--strict", "--fix-thin", given}
 	}
-	if _, err := base.RunCall(ctx, gitjail.Call{Args: args, Stdin: r, Timeout: transferTimeout}); err != nil {
+	if _, err := base.RunCall(ctx, gitjail.Call{Args: args, Stdin: r, Env: env, Timeout: transferTimeout}); err != nil {
 		return 0, fmt.Errorf("storing the session's objects in the base clone: %w", err)
 	}
 	return n, nil
