@@ -11,7 +11,7 @@ import (
 )
 
 // A worktree's Git folder that is about to be removed may be one that a command has written (the Git layout shared): Git
-// would wait for a FIFO in it, and takes a folder with a broken HEAD for no worktree.
+// would wait for a FIFO in it, takes a folder with a broken HEAD for no worktree, and keeps one that has a lock.
 
 // inMeta works in the worktree's Git folder by descriptor, as its owner. Where there is none it does nothing.
 func inMeta(ws Workspace, owner Owner, f func(dir *os.File) error) error {
@@ -39,6 +39,49 @@ func dropForeign(ws Workspace, owner Owner) error {
 			}
 			if err := unix.Unlinkat(int(dir.Fd()), e.Name(), 0); err != nil {
 				return fmt.Errorf("removing %s/%s, which is neither a file nor a folder: %w", dir.Name(), e.Name(), err)
+			}
+		}
+		return nil
+	})
+}
+
+// mend takes all out of Git's way for which it would keep the worktree. It is for one that Git could not remove.
+func mend(ws Workspace, owner Owner) error {
+	return errors.Join(unlock(ws, owner), emptyFolders(ws, owner), mendHead(ws, owner))
+}
+
+// unlock takes away what Git takes for the worktree's lock: whoever deletes a workspace has decided.
+func unlock(ws Workspace, owner Owner) error {
+	return inMeta(ws, owner, func(dir *os.File) error {
+		const lock = "locked"
+		err := unix.Unlinkat(int(dir.Fd()), lock, 0)
+		if errors.Is(err, unix.EISDIR) {
+			err = removeFolder(dir, lock)
+		}
+		if err != nil && !errors.Is(err, unix.ENOENT) {
+			return fmt.Errorf("unlocking the worktree: removing %s/%s: %w", dir.Name(), lock, err)
+		}
+		return nil
+	})
+}
+
+// emptyFolders empties the folders in it, which can be too deep for Git; Git removes them.
+func emptyFolders(ws Workspace, owner Owner) error {
+	return inMeta(ws, owner, func(dir *os.File) error {
+		names, err := dir.Readdirnames(-1)
+		if err != nil {
+			return fmt.Errorf("reading the folder %s: %w", dir.Name(), err)
+		}
+		for _, name := range names {
+			below, err := openUp(dir, name)
+			if errors.Is(err, unix.ENOTDIR) {
+				continue
+			}
+			if err != nil {
+				return err
+			}
+			if err := errors.Join(empty(below), below.Close()); err != nil {
+				return err
 			}
 		}
 		return nil
