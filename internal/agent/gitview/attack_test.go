@@ -2,6 +2,7 @@ package gitview
 
 import (
 	"bytes"
+	"context"
 	"crypto/sha1"
 	"encoding/binary"
 	"encoding/hex"
@@ -318,5 +319,55 @@ git merge-base --is-ancestor `+host+` $N`)
 	h = w.v.Harvest(t.Context())
 	require.Equal(t, host, w.host("rev-parse", "topic"), "%+v", h)
 	require.Equal(t, Conflicts, h.Status, "%+v", h)
+	w.sound()
+}
+
+func TestAHarvestWhoseTimeIsUpFailsAndTheNextOneTriesAgain(t *testing.T) {
+	w := newWorld(t)
+	require.NoError(t, w.v.Refresh(t.Context()))
+	w.inside(func(in *testkit.Inside) { in.Must(w.wt, "git commit -q --allow-empty -m Mine") })
+	before := w.everything()
+
+	whole := harvestTime
+	t.Cleanup(func() { harvestTime = whole })
+	harvestTime = 0
+	h := w.v.Harvest(t.Context())
+	require.Equal(t, Failed, h.Status)
+	require.Contains(t, h.Detail, "deadline exceeded")
+	harvestTime = whole
+
+	// It ends also when what it has received is about to be taken in.
+	ctx, cancel := context.WithCancel(t.Context())
+	old := step
+	t.Cleanup(func() { step = old })
+	step = func(now string) {
+		if now == "objects checked" {
+			cancel()
+		}
+	}
+	h = w.v.Harvest(ctx)
+	require.Error(t, ctx.Err(), "it never came there")
+	require.Equal(t, Failed, h.Status, "%+v", h)
+	require.Equal(t, before, w.everything())
+	require.Empty(t, w.incoming())
+
+	step = old
+	h = w.v.Harvest(t.Context())
+	require.Equal(t, Harvested, h.Status, "%+v", h)
+	require.Equal(t, "Mine", w.host("log", "-1", "--format=%s", "topic"))
+	w.sound()
+}
+
+func TestWhatAKilledHarvestHadReceivedIsRemovedByTheNext(t *testing.T) {
+	w := newWorld(t)
+	require.NoError(t, w.v.Refresh(t.Context()))
+	w.inside(func(in *testkit.Inside) { in.Must(w.wt, "git commit -q --allow-empty -m Mine") })
+	require.True(t, w.diesAt("objects checked"))
+	require.Len(t, w.incoming(), 1)
+	require.Empty(t, w.host("fsck", "--full", "--strict", "--no-dangling"), "it is in nobody's way")
+	w.reopen()
+	h := w.v.Harvest(t.Context())
+	require.Equal(t, Harvested, h.Status, "%+v", h)
+	require.Empty(t, w.incoming())
 	w.sound()
 }

@@ -27,8 +27,8 @@ const mostChanged = 2000
 // mostStashes bounds how many stash entries are kept.
 const mostStashes = 256
 
-// harvestTime bounds a whole harvest: cancel, retire and delete wait for it.
-const harvestTime = 2 * time.Minute
+// harvestTime bounds a whole harvest: cancel, retire and delete wait for it. Only tests change it.
+var harvestTime = 2 * time.Minute
 
 // Harvest brings a command's work to the base clone, after the command's boundary. It takes at most two minutes, and what
 // it takes to end Git then. A failure is Status Failed with its reason in Detail; the next harvest tries again. A command
