@@ -34,7 +34,8 @@ func receiptCommand() *cli.Command {
 				Name: "verify", Usage: "check one receipt, or all of a sandbox and their chain", ArgsUsage: "FILE | --all DIR",
 				Description: "Checks the signature, that the file is of the exec that its name says, and that the kept output beside\n" +
 					"it is the one that was hashed. With --all also that no receipt of the sandbox is missing, doubled or\n" +
-					"out of order, but for the first ones where the node's retention removed them, which is said. DIR is\n" +
+					"out of order, but for the first ones where the node's retention removed them, which is said. A folder\n" +
+					"without receipts, of a sandbox that never had a key, is counted and said, and is no failure. DIR is\n" +
 					"<state>/receipts/<sandbox>, or <state>/receipts for every sandbox of the node.\n" +
 					"The exit code is 0 only if everything holds. No agent is needed.",
 				Flags: []cli.Flag{
@@ -170,8 +171,19 @@ func verifyAll(c *cli.Command, dir string) error {
 	if len(dirs) > 1 && c.String("key") != "" {
 		return usagef("--key is one sandbox's, and %s holds %d of them: leave it out, or name one sandbox's folder", dir, len(dirs))
 	}
-	bad := 0
+	bad, unused := 0, 0
 	for _, d := range dirs {
+		never, err := neverUsed(c, d)
+		if err != nil {
+			return err
+		}
+		if never {
+			unused++
+			if err := showUnused(c, d); err != nil {
+				return err
+			}
+			continue
+		}
 		report := chainOf(c, d)
 		if !report.OK() {
 			bad++
@@ -180,10 +192,47 @@ func verifyAll(c *cli.Command, dir string) error {
 			return err
 		}
 	}
+	if unused > 0 && !c.Bool("json") {
+		if _, err := fmt.Fprintf(c.Root().Writer, "%d folders without receipts, of sandboxes that never had a key\n", unused); err != nil {
+			return err
+		}
+	}
 	if bad > 0 {
 		return fmt.Errorf("%d of %d receipts folders do not verify", bad, len(dirs))
 	}
 	return nil
+}
+
+// neverUsed says of a folder that it is of a sandbox that was ended before it had a key: there is none, and no trace of a
+// receipt, of one that was removed, or of kept output.
+func neverUsed(c *cli.Command, dir string) (bool, error) {
+	if _, err := keyFor(c, dir); c.String("key") != "" || !errors.Is(err, os.ErrNotExist) {
+		return false, nil // chainOf says what is wrong with it
+	}
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return false, fmt.Errorf("reading the receipts folder: %w", err)
+	}
+	return !slices.ContainsFunc(entries, func(e os.DirEntry) bool { return !receipt.IsSpare(e.Name()) }), nil
+}
+
+func showUnused(c *cli.Command, dir string) error {
+	out := c.Root().Writer
+	if !c.Bool("json") {
+		_, err := fmt.Fprintf(out, "%s: no receipts, and no key\n", dir)
+		return err
+	}
+	b, err := json.MarshalIndent(struct {
+		Dir       string `json:"dir"`
+		OK        bool   `json:"ok"`
+		Receipts  int    `json:"receipts"`
+		NeverUsed bool   `json:"neverUsed"`
+	}{dir, true, 0, true}, "", "  ")
+	if err != nil {
+		return fmt.Errorf("writing the report as JSON: %w", err)
+	}
+	_, err = fmt.Fprintf(out, "%s\n", b)
+	return err
 }
 
 // chainOf is a folder's report. A folder that can't be checked at all, without a key for example, is one that does not

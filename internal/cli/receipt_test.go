@@ -126,8 +126,9 @@ func TestReceiptVerifyAllNamesAFolderWithoutAKeyAndChecksTheOthers(t *testing.T)
 	all := filepath.Dir(dir)
 	keyless := filepath.Join(all, "sb-0000000000000000") // before the good one
 	require.NoError(t, os.CopyFS(keyless, os.DirFS(dir)))
-	last := filepath.Join(all, "sb-ffffffffffffffff")
+	last := filepath.Join(all, "sb-ffffffffffffffff") // a key that is there, and is none
 	require.NoError(t, os.Mkdir(last, 0o700))
+	require.NoError(t, os.WriteFile(filepath.Join(filepath.Dir(all), "keys", "sb-ffffffffffffffff.pub"), nil, 0o600))
 
 	code, out, stderr := runCLI(t.Context(), "receipt", "verify", "--all", all)
 	require.Equal(t, ExitError, code)
@@ -136,6 +137,42 @@ func TestReceiptVerifyAllNamesAFolderWithoutAKeyAndChecksTheOthers(t *testing.T)
 	require.Contains(t, out, dir+": 2 receipts, verified")
 	require.Contains(t, out, last+": 0 receipts, NOT verified")
 	require.Contains(t, stderr, "2 of 3 receipts folders do not verify")
+}
+
+func TestReceiptVerifyAllCountsFoldersThatNeverHadAReceipt(t *testing.T) {
+	dir := stateWithReceipts(t)
+	all := filepath.Dir(dir)
+	empty, spares := filepath.Join(all, "sb-0000000000000000"), filepath.Join(all, "sb-ffffffffffffffff")
+	require.NoError(t, os.Mkdir(empty, 0o700))
+	require.NoError(t, os.Mkdir(spares, 0o700))
+	store, err := receipt.OpenStore(spares, 1<<16)
+	require.NoError(t, err)
+	require.NoError(t, store.Reserve())
+	require.NoError(t, store.Close())
+	left, err := os.ReadDir(spares)
+	require.NoError(t, err)
+	require.NotEmpty(t, left)
+
+	code, out, stderr := runCLI(t.Context(), "receipt", "verify", "--all", all)
+	require.Zero(t, code, stderr)
+	require.Contains(t, out, dir+": 2 receipts, verified")
+	require.Contains(t, out, empty+": no receipts, and no key")
+	require.Contains(t, out, spares+": no receipts, and no key")
+	require.Contains(t, out, "2 folders without receipts")
+	code, out, stderr = runCLI(t.Context(), "receipt", "verify", "--json", "--all", all)
+	require.Zero(t, code, stderr)
+	require.Equal(t, 2, strings.Count(out, `"neverUsed": true`))
+
+	// Each of these shows that there was a receipt.
+	for _, name := range []string{"e1.json", receipt.StdoutName("e1"), receipt.RemovedName} {
+		trace := filepath.Join(empty, name)
+		require.NoError(t, os.WriteFile(trace, nil, 0o600))
+		code, out, stderr = runCLI(t.Context(), "receipt", "verify", "--all", all)
+		require.Equal(t, ExitError, code, name)
+		require.Contains(t, out, empty+": 0 receipts, NOT verified")
+		require.Contains(t, stderr, "1 of 3 receipts folders do not verify")
+		require.NoError(t, os.Remove(trace))
+	}
 }
 
 func TestReceiptVerifyElsewhereNeedsTheKeyNamed(t *testing.T) {

@@ -19,6 +19,9 @@ const (
 // spareMark begins the names of files that are not yet anyone's. It is not a character of exec ids.
 const spareMark = "~"
 
+// IsSpare says whether a file of a receipts folder is one that a Store keeps ready, and no exec's.
+func IsSpare(name string) bool { return strings.HasPrefix(name, spareMark) }
+
 // CheckExecID says whether id can name an exec, and with that a file: 1 to MaxExecID of [A-Za-z0-9._-], not "." or
 // "..". It fails with ErrExecID.
 func CheckExecID(id string) error {
