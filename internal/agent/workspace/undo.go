@@ -46,7 +46,10 @@ func removeWorktree(ctx context.Context, base git, worktree string) error {
 	if err := hostfs.RemoveMade(worktree); err != nil {
 		return errors.Join(gitErr, err)
 	}
-	if _, err := hostfs.StatDir("worktree", worktree); !errors.Is(err, os.ErrNotExist) {
+	switch _, err := hostfs.StatDir("worktree", worktree); {
+	case err == nil:
+		return errors.Join(gitErr, fmt.Errorf("%s is still there", worktree))
+	case !errors.Is(err, os.ErrNotExist):
 		return errors.Join(gitErr, err)
 	}
 	list, err := base.Run(ctx, "worktree", "list", "--porcelain", "-z")
@@ -54,7 +57,7 @@ func removeWorktree(ctx context.Context, base git, worktree string) error {
 		return errors.Join(gitErr, err)
 	}
 	if strings.Contains(list+"\x00", "worktree "+worktree+"\x00") {
-		return fmt.Errorf("git still lists it: %w", gitErr)
+		return errors.Join(errors.New("git still lists it"), gitErr)
 	}
 	return nil
 }
