@@ -105,8 +105,8 @@ func (s *session) removeWorkspace(ctx context.Context, rec workspaceRecord, forc
 	if err != nil {
 		return nil, err
 	}
-	// An earlier call may have come as far as to the worktree's Git folder, and not to its files.
-	theirs := mounts.Exists(ws.MetaDir) && !rec.is()
+	// An earlier call may have come as far as to the worktree's Git folder, and not to its files, or the other way round.
+	theirs := mounts.Exists(ws.MetaDir) && !rec.hasMeta()
 	point("workspace.judged")
 	rec.Deleting = true
 	if err := a.journal.Update(ctx, true, journal.Set(workspaceKey(ws.Worktree), encode(rec))); err != nil {
@@ -230,6 +230,11 @@ func identityOf(path string) (device, inode uint64) {
 
 // is says whether the worktree that is there now is the one that the record is about.
 func (r *workspaceRecord) is() bool {
+	return mounts.Exists(r.Workspace.Worktree) && r.hasMeta()
+}
+
+// hasMeta says whether the worktree's Git folder that is there now is the one that the record is about.
+func (r *workspaceRecord) hasMeta() bool {
 	device, inode := identityOf(r.Workspace.MetaDir)
-	return mounts.Exists(r.Workspace.Worktree) && inode != 0 && device == r.Device && inode == r.Inode
+	return inode != 0 && device == r.Device && inode == r.Inode
 }

@@ -116,6 +116,23 @@ func TestADeletionThatWasCutShortIsCompletedByTheNextCallAndNothingElseStarts(t 
 	n.gone(s)
 }
 
+func TestP12DeletingAWorkspaceWhoseFilesAreGoneTakesWhatTheBaseClonesGitKeepsOfItToo(t *testing.T) {
+	n := newNode(t)
+	s := n.session("s")
+	n.ok("s", "e1", "true")
+	n.retire("s")
+	wt := s.GetWorkspace().GetWorktree()
+	rec, err := n.agent.sessions["s"].ownWorkspace()
+	require.NoError(t, err)
+	// As a deletion leaves it that was ended between the files and Git's entry, and with a lock against Git.
+	require.NoError(t, os.RemoveAll(wt))
+	require.NoError(t, os.WriteFile(filepath.Join(rec.Workspace.MetaDir, "locked"), nil, 0o600))
+	_, err = n.deleteWorkspace(&sandboxv1.DeleteWorkspaceRequest{SessionId: "s", Force: true})
+	require.NoError(t, err)
+	require.NoDirExists(t, rec.Workspace.MetaDir)
+	n.gone(s)
+}
+
 func TestDeletingTheWorkspaceOfAWorktreeThatIsGoneSparesAnotherOneAtItsPath(t *testing.T) {
 	n := newNode(t)
 	s := n.session("s")
