@@ -3,14 +3,15 @@ package gitguard
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 )
 
 // CheckIndex reads the output of git ls-files -z --stage of an index that a command could have forged, and refuses with
 // ErrIndex what would lead Git out of the worktree or into a repository: a path that is absolute, has an empty, "." or
-// ".." component or one that a file system takes for ".git", a nested repository (mode 160000), and what is no entry at
+// ".." component or one that a file system takes for ".git", a nested repository (mode 160000) that is none of submodules, and what is no entry at
 // all. ids are the blobs' ids, in the list's order.
-func CheckIndex(lsFilesStageZ []byte) (ids []string, err error) {
+func CheckIndex(lsFilesStageZ []byte, submodules ...string) (ids []string, err error) {
 	if len(lsFilesStageZ) == 0 {
 		return nil, nil
 	}
@@ -19,17 +20,29 @@ func CheckIndex(lsFilesStageZ []byte) (ids []string, err error) {
 		return nil, fmt.Errorf("%w: git's list of it does not end with a NUL byte", ErrIndex)
 	}
 	for _, entry := range strings.Split(list, "\x00") {
-		id, err := checkIndexEntry(entry)
+		id, err := checkIndexEntry(entry, submodules)
 		if err != nil {
 			return nil, err
 		}
-		ids = append(ids, id)
+		if id != "" {
+			ids = append(ids, id)
+		}
 	}
 	return ids, nil
 }
 
-// checkIndexEntry reads "mode SP id SP stage TAB path".
-func checkIndexEntry(entry string) (id string, err error) {
+// Submodules are the paths of the nested repositories in the output of git ls-files -z --stage.
+func Submodules(lsFilesStageZ []byte) (paths []string) {
+	for entry := range strings.SplitSeq(string(lsFilesStageZ), "\x00") {
+		if head, path, ok := strings.Cut(entry, "\t"); ok && strings.HasPrefix(head, "160000 ") {
+			paths = append(paths, path)
+		}
+	}
+	return paths
+}
+
+// checkIndexEntry reads "mode SP id SP stage TAB path". A submodule has no object here, and no id is given.
+func checkIndexEntry(entry string, submodules []string) (id string, err error) {
 	head, path, ok := strings.Cut(entry, "\t")
 	fields := strings.Split(head, " ")
 	if !ok || len(fields) != 3 || !isID(fields[1]) || len(fields[2]) != 1 || strings.Trim(fields[2], "0123") != "" {
@@ -38,7 +51,10 @@ func checkIndexEntry(entry string) (id string, err error) {
 	switch mode := fields[0]; mode {
 	case "100644", "100755", "120000":
 	case "160000":
-		return "", fmt.Errorf("%w: %q is a nested repository (a submodule), into which Git would go: take it out (git rm --cached), or work in it as a repository of its own", ErrIndex, path)
+		if !slices.Contains(submodules, path) {
+			return "", fmt.Errorf("%w: %q is a nested repository, into which Git would go, and no submodule of the base clone: take it out (git rm --cached)", ErrIndex, path)
+		}
+		fields[1] = ""
 	default:
 		return "", fmt.Errorf("%w: %q has mode %q, which no file of a worktree has", ErrIndex, path, mode)
 	}

@@ -2,12 +2,15 @@ package gitview
 
 import (
 	"fmt"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/sandbox-agent/sandbox-agent/internal/testkit"
+	"github.com/sandbox-agent/sandbox-agent/pkg/gitguard"
 )
 
 // branches are all branches of the base clone.
@@ -232,4 +235,29 @@ func TestABranchThatTheHostDeletedAndPrunedIsGoneInsideToo(t *testing.T) {
 	out, h := w.command("git for-each-ref 2>&1; git gc -q --prune=now 2>&1 && git fsck")
 	require.NotContains(t, out, "news")
 	require.NotEqual(t, Failed, h.Status, h)
+}
+
+// submodule puts one into the base clone's branch, so that the worktree begins with it.
+func submodule(w *world) {
+	sub := testkit.Repo(w, uid)
+	testkit.GitAs(w, uid, w.wt, "-c", "protocol.file.allow=always", "submodule", "--quiet", "add", sub, "sub")
+	testkit.GitAs(w, uid, w.wt, "commit", "-q", "-m", "a submodule")
+	testkit.GitAs(w, uid, w.wt, "submodule", "--quiet", "deinit", "-f", "sub")
+	require.NoError(w, os.RemoveAll(filepath.Join(w.meta, "modules")))
+}
+
+func TestP12TheBaseClonesSubmodulesAreNoObstacleAndMadeUpOnesDoNotReachIt(t *testing.T) {
+	w := newWorld(t, submodule)
+	w.harvested("echo x > new && git add new && git commit -q -m new")
+	require.Contains(t, w.hostInWorktree("ls-files", "--stage"), "160000 ")
+	r, err := w.v.Git(t.Context(), gitguard.GitCommand{Args: []string{"status", "--porcelain", "--ignore-submodules=all"}}, 0, 0)
+	require.NoError(t, err)
+	require.Zero(t, r.ExitCode, string(r.Stderr))
+	unsaved, err := w.v.Unsaved(t.Context())
+	require.NoError(t, err)
+	require.Empty(t, unsaved)
+
+	_, h := w.command(`git update-index --add --cacheinfo "160000,$(git rev-parse HEAD),evil"`)
+	require.Contains(t, h.Detail, "evil")
+	require.NotContains(t, w.hostInWorktree("ls-files", "--stage"), "evil")
 }

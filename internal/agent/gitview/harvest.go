@@ -236,7 +236,7 @@ func (h *harvest) readIndex(ctx context.Context) error {
 		if digest(listing) == v.state.Listing {
 			return nil
 		}
-		if h.indexIDs, err = gitguard.CheckIndex(listing); err == nil {
+		if h.indexIDs, err = v.checkOwn(ctx, h.j, listing); err == nil {
 			h.listing = append([]byte{}, listing...)
 			return nil
 		}

@@ -60,15 +60,34 @@ func (v *View) checkKinds() error {
 	return err
 }
 
-// checkCopy reads the copied index and refuses one that trusted Git must not use. The list may be longer than what the
-// caller keeps of a command's output.
+// checkCopy reads the copied index and refuses one that trusted Git must not use. Nested repositories are let pass: the
+// jail has nothing to reach and is read-only, and the list of commands keeps Git from going into them. The list may be
+// longer than what the caller keeps of a command's output.
 func checkCopy(ctx context.Context, s *gitjail.Session) ([]string, error) {
 	list := &limitedBuffer{max: keptOutput}
 	_, err := s.RunCall(ctx, gitjail.Call{Args: []string{"ls-files", "-z", "--stage"}, Stdout: list, Timeout: stepTimeout})
 	if err != nil {
 		return nil, err
 	}
-	return gitguard.CheckIndex(list.b)
+	return gitguard.CheckIndex(list.b, gitguard.Submodules(list.b)...)
+}
+
+// checkOwn checks the session's index before it goes to the base clone. Of nested repositories only the base clone's own
+// submodules pass: one that a command made up is a repository that the host's Git would run programs in.
+func (v *View) checkOwn(ctx context.Context, j *jails, listing []byte) ([]string, error) {
+	ids, err := gitguard.CheckIndex(listing)
+	if err == nil || len(gitguard.Submodules(listing)) == 0 {
+		return ids, err
+	}
+	base, baseErr := j.inBase()
+	if baseErr != nil {
+		return nil, baseErr
+	}
+	known, baseErr := v.listBaseIndex(ctx, base)
+	if baseErr != nil {
+		return nil, baseErr
+	}
+	return gitguard.CheckIndex(listing, gitguard.Submodules(known)...)
 }
 
 // limitedBuffer fails when it is full, so that nothing is checked in part.

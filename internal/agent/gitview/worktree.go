@@ -156,7 +156,7 @@ func (h *harvest) newIndexIDs() []string {
 	known := map[string]bool{}
 	if sum, err := h.v.baseIndexDigest(); err == nil && sum == h.v.state.BaseIndex {
 		if b, err := os.ReadFile(h.v.path(listingName)); err == nil {
-			if ids, err := gitguard.CheckIndex(b); err == nil {
+			if ids, err := gitguard.CheckIndex(b, gitguard.Submodules(b)...); err == nil {
 				known = set(ids)
 			}
 		}
