@@ -499,6 +499,8 @@ func (s *session) conclude(e *execution, v verdict) {
 			return
 		}
 		// The receipt is durable: it is the answer now, and at every later question (unrecorded).
+		// What was harvested is in no receipt, so it is in neither.
+		result.Harvest = nil
 		s.log.Error("outcome not recorded, answering from the receipt", "exec", e.intent.ExecID, "error", err)
 	}
 	point("outcome.recorded")
