@@ -39,6 +39,8 @@ type execution struct {
 	// request is done once exec.requested is told; waits: it is told before its turn has come.
 	request sync.Once
 	waits   bool
+	// recovered is one whose intent an earlier agent wrote.
+	recovered bool
 	// startedAt is when the intent was durable; zero after a restart of the agent.
 	startedAt time.Time
 	// cancelledAt is when receiptd was first asked to end it; guarded by session.mu.
@@ -488,9 +490,9 @@ func (s *session) conclude(e *execution, v verdict) {
 	durable := effects.Durable
 	if v.mayHaveRun() {
 		h := s.harvest(context.Background())
-		harvest, result.Harvest = &h, harvestProto(h)
+		harvest, result.Harvest = &h, answeredHarvest(e, v, h)
 		// What was harvested is in no receipt: after a crash nothing would tell it again (P7).
-		durable = durable || didAnything(h)
+		durable = durable || result.GetHarvest() != nil
 	}
 	point("exec.harvested")
 	if err := s.record(e, v.proven, result, harvest, durable); err != nil {
@@ -513,6 +515,16 @@ func (s *session) conclude(e *execution, v verdict) {
 	point("exec.left")
 	s.log.Info("exec ended", "exec", e.intent.ExecID, "generation", e.intent.Generation, "status", result.GetStatus().String())
 	s.finish(e, result, nil)
+}
+
+// answeredHarvest is what an answer says of its harvest: nil when there was nothing to bring over. An exec of an earlier
+// agent with a receipt may have been answered then, if nothing was harvested, for only then its record need not be
+// durable; so what is harvested now is told with the session and not with that answer (P7).
+func answeredHarvest(e *execution, v verdict, h gitview.Harvest) *sandboxv1.Harvest {
+	if !didAnything(h) || e.recovered && v.proven != nil {
+		return nil
+	}
+	return harvestProto(h)
 }
 
 // mayHaveRun says whether the command can have written anything.

@@ -104,7 +104,7 @@ func (a *Agent) loadOpen() (map[string][]*execution, error) {
 
 func (s *session) recovered(in intentRecord) *execution {
 	e := &execution{
-		session: s, intent: in, phase: Intended, output: newHub(s.agent.cfg.Limits.OutputBytes),
+		session: s, intent: in, phase: Intended, recovered: true, output: newHub(s.agent.cfg.Limits.OutputBytes),
 		started: make(chan struct{}), done: make(chan struct{}),
 	}
 	close(e.started)

@@ -2960,7 +2960,9 @@ type ExecResult struct {
 	Duration   *durationpb.Duration   `protobuf:"bytes,16,opt,name=duration,proto3" json:"duration,omitempty"`
 	Usage      *Usage                 `protobuf:"bytes,17,opt,name=usage,proto3" json:"usage,omitempty"`
 	// The receipt: a DSSE envelope, JSON, as receiptd wrote it. Empty without one.
-	Receipt             []byte   `protobuf:"bytes,18,opt,name=receipt,proto3" json:"receipt,omitempty"`
+	Receipt []byte `protobuf:"bytes,18,opt,name=receipt,proto3" json:"receipt,omitempty"`
+	// What came to the base clone; unset when there was nothing to bring over. Unset, too, where the agent was restarted
+	// before it had recorded the outcome: Session.last_harvest says what came then.
 	Harvest             *Harvest `protobuf:"bytes,19,opt,name=harvest,proto3" json:"harvest,omitempty"`
 	RefusedDestinations []string `protobuf:"bytes,20,rep,name=refused_destinations,json=refusedDestinations,proto3" json:"refused_destinations,omitempty"`
 	// A sentence for every status that isn't plain.
