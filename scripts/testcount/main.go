@@ -1,5 +1,6 @@
 // Command testcount reads the stream of "go test -json", shows it as people read it (a line per package, the whole
-// output of what failed, the reason of what was skipped), and closes with the line "N passed, N failed, N skipped".
+// output of what failed, the reason of what was skipped), and closes with the packages that took longest, the names of
+// all that failed, and the line "N passed, N failed, N skipped".
 //
 // It never calls a run good that wasn't: a package that fails without a failed test (it didn't build, it panicked,
 // its time was up) counts as one failure, so does a test that began and never ended, and so does a run without any
@@ -37,6 +38,13 @@ type counter struct {
 	running                 map[testKey]bool
 	failedTests             map[string]int // by package
 	builds                  map[string][]string
+	times                   []packageTime
+	failures                []string
+}
+
+type packageTime struct {
+	pkg     string
+	seconds float64
 }
 
 func newCounter(out io.Writer) *counter {
@@ -112,6 +120,7 @@ func (c *counter) ended(k testKey, e event) {
 	case "fail":
 		c.failed++
 		c.failedTests[k.pkg]++
+		c.failures = append(c.failures, short(k.pkg)+" "+k.test)
 		fmt.Fprintf(c.out, "--- FAIL: %s %s (%.2fs)\n", short(k.pkg), k.test, e.Elapsed)
 		c.show(k)
 	}
@@ -127,6 +136,7 @@ func (c *counter) packageEvent(e event) {
 	case "output":
 		c.output[k] = append(c.output[k], e.Output)
 	case "pass":
+		c.times = append(c.times, packageTime{short(e.Package), e.Elapsed})
 		fmt.Fprintf(c.out, "ok    %s %.1fs\n", short(e.Package), e.Elapsed)
 		delete(c.output, k)
 	case "fail":
@@ -142,7 +152,9 @@ func (c *counter) packageFailed(k testKey, e event) {
 	}
 	if c.failedTests[e.Package] == 0 {
 		c.failed++
+		c.failures = append(c.failures, short(e.Package)+", the package itself")
 	}
+	c.times = append(c.times, packageTime{short(e.Package), e.Elapsed})
 	fmt.Fprintf(c.out, "FAIL  %s %.1fs\n", short(e.Package), e.Elapsed)
 	for _, line := range c.builds[e.FailedBuild] {
 		fmt.Fprintf(c.out, "      %s", line)
@@ -172,7 +184,9 @@ func (c *counter) close() bool {
 	for _, k := range left {
 		fmt.Fprintf(c.out, "--- FAIL: %s %s began and never ended\n", short(k.pkg), k.test)
 		c.failed++
+		c.failures = append(c.failures, short(k.pkg)+" "+k.test)
 	}
+	c.summary()
 	good := c.failed == 0
 	if c.passed+c.failed+c.skipped == 0 {
 		fmt.Fprintln(c.out, "no test ran")
@@ -180,6 +194,26 @@ func (c *counter) close() bool {
 	}
 	fmt.Fprintf(c.out, "%d passed, %d failed, %d skipped\n", c.passed, c.failed, c.skipped)
 	return good
+}
+
+// longest is how many packages the closing part names.
+const longest = 10
+
+// summary names what took longest, where a run's time can be won, and once more what failed: where a run is long,
+// people see its end.
+func (c *counter) summary() {
+	sort.SliceStable(c.times, func(i, j int) bool { return c.times[i].seconds > c.times[j].seconds })
+	sum := 0.0
+	for _, t := range c.times {
+		sum += t.seconds
+	}
+	for _, t := range c.times[:min(longest, len(c.times))] {
+		fmt.Fprintf(c.out, "took  %s %.0fs\n", t.pkg, t.seconds)
+	}
+	fmt.Fprintf(c.out, "took  %d packages %.0fs\n", len(c.times), sum)
+	for _, f := range c.failures {
+		fmt.Fprintf(c.out, "failed: %s\n", f)
+	}
 }
 
 func short(pkg string) string {

@@ -79,3 +79,16 @@ func TestARunWithoutTestsIsNotGood(t *testing.T) {
 	require.Contains(t, out, "no test ran")
 	require.Contains(t, out, "not json")
 }
+
+func TestTheEndSaysWhatTookLongestAndOnceMoreWhatFailed(t *testing.T) {
+	_, out, _ := count(t,
+		`{"Action":"run","Package":"p","Test":"TestA"}`,
+		`{"Action":"pass","Package":"p","Test":"TestA"}`,
+		`{"Action":"pass","Package":"p","Elapsed":2}`,
+		`{"Action":"run","Package":"q","Test":"TestB"}`,
+		`{"Action":"fail","Package":"q","Test":"TestB"}`,
+		`{"Action":"fail","Package":"q","Elapsed":30}`,
+		`{"Action":"fail","Package":"r","Elapsed":1}`)
+	require.True(t, strings.HasSuffix(out,
+		"took  q 30s\ntook  p 2s\ntook  r 1s\ntook  3 packages 33s\nfailed: q TestB\nfailed: r, the package itself\n1 passed, 2 failed, 0 skipped\n"), out)
+}
