@@ -6,6 +6,7 @@ import (
 	"flag"
 	"fmt"
 	"os"
+	"os/signal"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -28,6 +29,10 @@ const (
 	longHistories  = 10000
 	// shortBound ends the short run's histories: a slow machine runs fewer of them.
 	shortBound = 20 * time.Second
+	// toEnd is what the last histories and the cleaning up may take before the test binary's -timeout.
+	toEnd = 2 * time.Minute
+	// progressEvery is after how many histories the counts are told.
+	progressEvery = 250
 	// players are agents beside each other, each with histories of its own.
 	players  = 3
 	maxSteps = 12
@@ -154,6 +159,28 @@ type counts struct{ histories, steps, crashes, execs atomic.Int64 }
 
 var played counts
 
+func (c *counts) String() string {
+	return fmt.Sprintf("%d histories, %d steps, %d execs, %d crashes injected",
+		c.histories.Load(), c.steps.Load(), c.execs.Load(), c.crashes.Load())
+}
+
+// lastCall is done when no further history is to begin: the bound (0 is none) or the binary's -timeout is near, or somebody
+// interrupted the test. So a run that does not come to its end still cleans up, and tells its counts.
+func lastCall(t *testing.T, bound time.Duration) context.Context {
+	t.Helper()
+	ctx, stop := signal.NotifyContext(t.Context(), os.Interrupt)
+	t.Cleanup(stop)
+	if bound > 0 {
+		ctx, stop = context.WithTimeout(ctx, bound)
+		t.Cleanup(stop)
+	}
+	if end, ok := t.Deadline(); ok {
+		ctx, stop = context.WithDeadline(ctx, end.Add(-toEnd))
+		t.Cleanup(stop)
+	}
+	return ctx
+}
+
 // TestP6RandomHistories plays random histories of calls by several clients with crashes of the agent, receiptd and pid1 in
 // between against the reference model. A failure prints the shortest history that rapid finds.
 func TestP6RandomHistories(t *testing.T) {
@@ -168,15 +195,16 @@ func TestP6RandomHistories(t *testing.T) {
 	}
 	require.NoError(t, flag.Set("rapid.checks", strconv.Itoa((total+players-1)/players)))
 	require.NoError(t, flag.Set("rapid.nofailfile", "true"))
+	end := lastCall(t, bound)
 	t.Run("players", func(t *testing.T) {
 		for n := range players {
 			t.Run(strconv.Itoa(n), func(t *testing.T) {
 				t.Parallel()
 				p := &player{agent: newAgent(t, ""), repo: testkit.Repo(t, owner)}
-				begun, failed := time.Now(), false
+				failed := false
 				rapid.Check(t, func(rt *rapid.T) {
 					list := steps().Draw(rt, "history")
-					if bound > 0 && time.Since(begun) > bound && !failed {
+					if end.Err() != nil && !failed {
 						return
 					}
 					if err := p.play(list, rt.Logf); err != nil {
@@ -192,14 +220,18 @@ func TestP6RandomHistories(t *testing.T) {
 	if t.Failed() {
 		violations = 1 // rapid ends at the first
 	}
-	t.Logf("%d histories, %d steps, %d execs, %d crashes injected, %d violations",
-		played.histories.Load(), played.steps.Load(), played.execs.Load(), played.crashes.Load(), violations)
+	t.Logf("%v, %d violations", &played, violations)
+	if done := played.histories.Load(); bound == 0 && done < int64(total) && violations == 0 {
+		t.Logf("ended before its time: %d of %d histories", done, total)
+	}
 	require.NotZero(t, played.crashes.Load())
 }
 
 // play plays one history to its end, and judges everything that was answered.
 func (p *player) play(list []step, logf func(string, ...any)) error {
-	played.histories.Add(1)
+	if n := played.histories.Add(1); n%progressEvery == 0 {
+		p.t.Logf("%v", &played)
+	}
 	p.begin()
 	var err error
 	for _, st := range list {
