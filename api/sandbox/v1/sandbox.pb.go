@@ -381,7 +381,7 @@ func (x ExecResult_Status) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use ExecResult_Status.Descriptor instead.
 func (ExecResult_Status) EnumDescriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{37, 0}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{38, 0}
 }
 
 type Workspace struct {
@@ -1364,7 +1364,8 @@ type Session struct {
 	// What of the repository's configuration is not in the sandbox's (git_layout isolated).
 	LeftOut []*GuardFinding `protobuf:"bytes,18,rep,name=left_out,json=leftOut,proto3" json:"left_out,omitempty"`
 	// The newest harvest that did anything.
-	LastHarvest   *Harvest `protobuf:"bytes,19,opt,name=last_harvest,json=lastHarvest,proto3" json:"last_harvest,omitempty"`
+	LastHarvest   *Harvest           `protobuf:"bytes,19,opt,name=last_harvest,json=lastHarvest,proto3" json:"last_harvest,omitempty"`
+	Conditions    *CommandConditions `protobuf:"bytes,20,opt,name=conditions,proto3" json:"conditions,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1532,6 +1533,147 @@ func (x *Session) GetLastHarvest() *Harvest {
 	return nil
 }
 
+func (x *Session) GetConditions() *CommandConditions {
+	if x != nil {
+		return x.Conditions
+	}
+	return nil
+}
+
+// CommandConditions is what holds for each command of a session, besides its resources and its network.
+type CommandConditions struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The folder in the worktree that TMPDIR names: Git ignores it, and it stays with the worktree.
+	Scratch string `protobuf:"bytes,1,opt,name=scratch,proto3" json:"scratch,omitempty"`
+	// HOME. It lasts as long as the sandbox, like /tmp; caches are mounted below it.
+	Home string `protobuf:"bytes,2,opt,name=home,proto3" json:"home,omitempty"`
+	// Sizes of /tmp and of HOME, bytes. Both are memory.
+	TmpBytes  int64 `protobuf:"varint,3,opt,name=tmp_bytes,json=tmpBytes,proto3" json:"tmp_bytes,omitempty"`
+	HomeBytes int64 `protobuf:"varint,4,opt,name=home_bytes,json=homeBytes,proto3" json:"home_bytes,omitempty"`
+	// Whether the repository's hooks run.
+	Hooks bool `protobuf:"varint,5,opt,name=hooks,proto3" json:"hooks,omitempty"`
+	// What a command gets whose caller names no time, and the most that a caller can name.
+	Timeout    *durationpb.Duration `protobuf:"bytes,6,opt,name=timeout,proto3" json:"timeout,omitempty"`
+	MaxTimeout *durationpb.Duration `protobuf:"bytes,7,opt,name=max_timeout,json=maxTimeout,proto3" json:"max_timeout,omitempty"`
+	// The longest command, bytes.
+	CommandBytes int64 `protobuf:"varint,8,opt,name=command_bytes,json=commandBytes,proto3" json:"command_bytes,omitempty"`
+	// Kept of each stream: half of them head, half tail.
+	OutputBytes int64 `protobuf:"varint,9,opt,name=output_bytes,json=outputBytes,proto3" json:"output_bytes,omitempty"`
+	// The most of each stream that ExecRequest.spill_above has written to a file, bytes; 0: nothing is.
+	SpillBytes int64 `protobuf:"varint,10,opt,name=spill_bytes,json=spillBytes,proto3" json:"spill_bytes,omitempty"`
+	// How many commands may wait for their turn.
+	Queue         int64 `protobuf:"varint,11,opt,name=queue,proto3" json:"queue,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CommandConditions) Reset() {
+	*x = CommandConditions{}
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[14]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CommandConditions) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CommandConditions) ProtoMessage() {}
+
+func (x *CommandConditions) ProtoReflect() protoreflect.Message {
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[14]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CommandConditions.ProtoReflect.Descriptor instead.
+func (*CommandConditions) Descriptor() ([]byte, []int) {
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{14}
+}
+
+func (x *CommandConditions) GetScratch() string {
+	if x != nil {
+		return x.Scratch
+	}
+	return ""
+}
+
+func (x *CommandConditions) GetHome() string {
+	if x != nil {
+		return x.Home
+	}
+	return ""
+}
+
+func (x *CommandConditions) GetTmpBytes() int64 {
+	if x != nil {
+		return x.TmpBytes
+	}
+	return 0
+}
+
+func (x *CommandConditions) GetHomeBytes() int64 {
+	if x != nil {
+		return x.HomeBytes
+	}
+	return 0
+}
+
+func (x *CommandConditions) GetHooks() bool {
+	if x != nil {
+		return x.Hooks
+	}
+	return false
+}
+
+func (x *CommandConditions) GetTimeout() *durationpb.Duration {
+	if x != nil {
+		return x.Timeout
+	}
+	return nil
+}
+
+func (x *CommandConditions) GetMaxTimeout() *durationpb.Duration {
+	if x != nil {
+		return x.MaxTimeout
+	}
+	return nil
+}
+
+func (x *CommandConditions) GetCommandBytes() int64 {
+	if x != nil {
+		return x.CommandBytes
+	}
+	return 0
+}
+
+func (x *CommandConditions) GetOutputBytes() int64 {
+	if x != nil {
+		return x.OutputBytes
+	}
+	return 0
+}
+
+func (x *CommandConditions) GetSpillBytes() int64 {
+	if x != nil {
+		return x.SpillBytes
+	}
+	return 0
+}
+
+func (x *CommandConditions) GetQueue() int64 {
+	if x != nil {
+		return x.Queue
+	}
+	return 0
+}
+
 type CreateSessionRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// [A-Za-z0-9._-], 1-64, not beginning with a dot; empty: the agent makes one. Never reused.
@@ -1551,7 +1693,7 @@ type CreateSessionRequest struct {
 
 func (x *CreateSessionRequest) Reset() {
 	*x = CreateSessionRequest{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[14]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1563,7 +1705,7 @@ func (x *CreateSessionRequest) String() string {
 func (*CreateSessionRequest) ProtoMessage() {}
 
 func (x *CreateSessionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[14]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1576,7 +1718,7 @@ func (x *CreateSessionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateSessionRequest.ProtoReflect.Descriptor instead.
 func (*CreateSessionRequest) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{14}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *CreateSessionRequest) GetSessionId() string {
@@ -1644,7 +1786,7 @@ type CreateSessionResponse struct {
 
 func (x *CreateSessionResponse) Reset() {
 	*x = CreateSessionResponse{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[15]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1656,7 +1798,7 @@ func (x *CreateSessionResponse) String() string {
 func (*CreateSessionResponse) ProtoMessage() {}
 
 func (x *CreateSessionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[15]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1669,7 +1811,7 @@ func (x *CreateSessionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateSessionResponse.ProtoReflect.Descriptor instead.
 func (*CreateSessionResponse) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{15}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *CreateSessionResponse) GetSession() *Session {
@@ -1690,7 +1832,7 @@ type ClaimSessionRequest struct {
 
 func (x *ClaimSessionRequest) Reset() {
 	*x = ClaimSessionRequest{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[16]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1702,7 +1844,7 @@ func (x *ClaimSessionRequest) String() string {
 func (*ClaimSessionRequest) ProtoMessage() {}
 
 func (x *ClaimSessionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[16]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1715,7 +1857,7 @@ func (x *ClaimSessionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClaimSessionRequest.ProtoReflect.Descriptor instead.
 func (*ClaimSessionRequest) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{16}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *ClaimSessionRequest) GetSessionId() string {
@@ -1741,7 +1883,7 @@ type ClaimSessionResponse struct {
 
 func (x *ClaimSessionResponse) Reset() {
 	*x = ClaimSessionResponse{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[17]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1753,7 +1895,7 @@ func (x *ClaimSessionResponse) String() string {
 func (*ClaimSessionResponse) ProtoMessage() {}
 
 func (x *ClaimSessionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[17]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1766,7 +1908,7 @@ func (x *ClaimSessionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClaimSessionResponse.ProtoReflect.Descriptor instead.
 func (*ClaimSessionResponse) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{17}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *ClaimSessionResponse) GetSession() *Session {
@@ -1785,7 +1927,7 @@ type GetSessionRequest struct {
 
 func (x *GetSessionRequest) Reset() {
 	*x = GetSessionRequest{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[18]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1797,7 +1939,7 @@ func (x *GetSessionRequest) String() string {
 func (*GetSessionRequest) ProtoMessage() {}
 
 func (x *GetSessionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[18]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1810,7 +1952,7 @@ func (x *GetSessionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetSessionRequest.ProtoReflect.Descriptor instead.
 func (*GetSessionRequest) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{18}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *GetSessionRequest) GetSessionId() string {
@@ -1829,7 +1971,7 @@ type GetSessionResponse struct {
 
 func (x *GetSessionResponse) Reset() {
 	*x = GetSessionResponse{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[19]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1841,7 +1983,7 @@ func (x *GetSessionResponse) String() string {
 func (*GetSessionResponse) ProtoMessage() {}
 
 func (x *GetSessionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[19]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1854,7 +1996,7 @@ func (x *GetSessionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetSessionResponse.ProtoReflect.Descriptor instead.
 func (*GetSessionResponse) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{19}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *GetSessionResponse) GetSession() *Session {
@@ -1874,7 +2016,7 @@ type ListSessionsRequest struct {
 
 func (x *ListSessionsRequest) Reset() {
 	*x = ListSessionsRequest{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[20]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1886,7 +2028,7 @@ func (x *ListSessionsRequest) String() string {
 func (*ListSessionsRequest) ProtoMessage() {}
 
 func (x *ListSessionsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[20]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1899,7 +2041,7 @@ func (x *ListSessionsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSessionsRequest.ProtoReflect.Descriptor instead.
 func (*ListSessionsRequest) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{20}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *ListSessionsRequest) GetPageSize() int32 {
@@ -1926,7 +2068,7 @@ type ListSessionsResponse struct {
 
 func (x *ListSessionsResponse) Reset() {
 	*x = ListSessionsResponse{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[21]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1938,7 +2080,7 @@ func (x *ListSessionsResponse) String() string {
 func (*ListSessionsResponse) ProtoMessage() {}
 
 func (x *ListSessionsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[21]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1951,7 +2093,7 @@ func (x *ListSessionsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSessionsResponse.ProtoReflect.Descriptor instead.
 func (*ListSessionsResponse) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{21}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *ListSessionsResponse) GetSessions() []*Session {
@@ -1979,7 +2121,7 @@ type UpdateGrantsRequest struct {
 
 func (x *UpdateGrantsRequest) Reset() {
 	*x = UpdateGrantsRequest{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[22]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1991,7 +2133,7 @@ func (x *UpdateGrantsRequest) String() string {
 func (*UpdateGrantsRequest) ProtoMessage() {}
 
 func (x *UpdateGrantsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[22]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2004,7 +2146,7 @@ func (x *UpdateGrantsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdateGrantsRequest.ProtoReflect.Descriptor instead.
 func (*UpdateGrantsRequest) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{22}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *UpdateGrantsRequest) GetSessionId() string {
@@ -2037,7 +2179,7 @@ type UpdateGrantsResponse struct {
 
 func (x *UpdateGrantsResponse) Reset() {
 	*x = UpdateGrantsResponse{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[23]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2049,7 +2191,7 @@ func (x *UpdateGrantsResponse) String() string {
 func (*UpdateGrantsResponse) ProtoMessage() {}
 
 func (x *UpdateGrantsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[23]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2062,7 +2204,7 @@ func (x *UpdateGrantsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdateGrantsResponse.ProtoReflect.Descriptor instead.
 func (*UpdateGrantsResponse) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{23}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *UpdateGrantsResponse) GetSession() *Session {
@@ -2084,7 +2226,7 @@ type RetireSandboxRequest struct {
 
 func (x *RetireSandboxRequest) Reset() {
 	*x = RetireSandboxRequest{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[24]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2096,7 +2238,7 @@ func (x *RetireSandboxRequest) String() string {
 func (*RetireSandboxRequest) ProtoMessage() {}
 
 func (x *RetireSandboxRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[24]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2109,7 +2251,7 @@ func (x *RetireSandboxRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RetireSandboxRequest.ProtoReflect.Descriptor instead.
 func (*RetireSandboxRequest) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{24}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *RetireSandboxRequest) GetSessionId() string {
@@ -2143,7 +2285,7 @@ type RetireSandboxResponse struct {
 
 func (x *RetireSandboxResponse) Reset() {
 	*x = RetireSandboxResponse{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[25]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2155,7 +2297,7 @@ func (x *RetireSandboxResponse) String() string {
 func (*RetireSandboxResponse) ProtoMessage() {}
 
 func (x *RetireSandboxResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[25]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2168,7 +2310,7 @@ func (x *RetireSandboxResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RetireSandboxResponse.ProtoReflect.Descriptor instead.
 func (*RetireSandboxResponse) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{25}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *RetireSandboxResponse) GetSession() *Session {
@@ -2195,7 +2337,7 @@ type DeleteSessionRequest struct {
 
 func (x *DeleteSessionRequest) Reset() {
 	*x = DeleteSessionRequest{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[26]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2207,7 +2349,7 @@ func (x *DeleteSessionRequest) String() string {
 func (*DeleteSessionRequest) ProtoMessage() {}
 
 func (x *DeleteSessionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[26]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2220,7 +2362,7 @@ func (x *DeleteSessionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteSessionRequest.ProtoReflect.Descriptor instead.
 func (*DeleteSessionRequest) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{26}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *DeleteSessionRequest) GetSessionId() string {
@@ -2246,7 +2388,7 @@ type DeleteSessionResponse struct {
 
 func (x *DeleteSessionResponse) Reset() {
 	*x = DeleteSessionResponse{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[27]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2258,7 +2400,7 @@ func (x *DeleteSessionResponse) String() string {
 func (*DeleteSessionResponse) ProtoMessage() {}
 
 func (x *DeleteSessionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[27]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2271,7 +2413,7 @@ func (x *DeleteSessionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteSessionResponse.ProtoReflect.Descriptor instead.
 func (*DeleteSessionResponse) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{27}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *DeleteSessionResponse) GetEvidence() *Evidence {
@@ -2295,7 +2437,7 @@ type DeleteWorkspaceRequest struct {
 
 func (x *DeleteWorkspaceRequest) Reset() {
 	*x = DeleteWorkspaceRequest{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[28]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2307,7 +2449,7 @@ func (x *DeleteWorkspaceRequest) String() string {
 func (*DeleteWorkspaceRequest) ProtoMessage() {}
 
 func (x *DeleteWorkspaceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[28]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2320,7 +2462,7 @@ func (x *DeleteWorkspaceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteWorkspaceRequest.ProtoReflect.Descriptor instead.
 func (*DeleteWorkspaceRequest) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{28}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *DeleteWorkspaceRequest) GetSessionId() string {
@@ -2362,7 +2504,7 @@ type DeleteWorkspaceResponse struct {
 
 func (x *DeleteWorkspaceResponse) Reset() {
 	*x = DeleteWorkspaceResponse{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[29]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2374,7 +2516,7 @@ func (x *DeleteWorkspaceResponse) String() string {
 func (*DeleteWorkspaceResponse) ProtoMessage() {}
 
 func (x *DeleteWorkspaceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[29]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2387,7 +2529,7 @@ func (x *DeleteWorkspaceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteWorkspaceResponse.ProtoReflect.Descriptor instead.
 func (*DeleteWorkspaceResponse) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{29}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *DeleteWorkspaceResponse) GetEvidence() *Evidence {
@@ -2419,7 +2561,7 @@ type WatchEventsRequest struct {
 
 func (x *WatchEventsRequest) Reset() {
 	*x = WatchEventsRequest{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[30]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2431,7 +2573,7 @@ func (x *WatchEventsRequest) String() string {
 func (*WatchEventsRequest) ProtoMessage() {}
 
 func (x *WatchEventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[30]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2444,7 +2586,7 @@ func (x *WatchEventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchEventsRequest.ProtoReflect.Descriptor instead.
 func (*WatchEventsRequest) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{30}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *WatchEventsRequest) GetSessionId() string {
@@ -2486,7 +2628,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[31]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2498,7 +2640,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[31]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2511,7 +2653,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{31}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *Event) GetCursor() string {
@@ -2572,7 +2714,7 @@ type WatchEventsResponse struct {
 
 func (x *WatchEventsResponse) Reset() {
 	*x = WatchEventsResponse{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[32]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2584,7 +2726,7 @@ func (x *WatchEventsResponse) String() string {
 func (*WatchEventsResponse) ProtoMessage() {}
 
 func (x *WatchEventsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[32]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2597,7 +2739,7 @@ func (x *WatchEventsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchEventsResponse.ProtoReflect.Descriptor instead.
 func (*WatchEventsResponse) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{32}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *WatchEventsResponse) GetEvent() *Event {
@@ -2616,15 +2758,19 @@ type OutputInfo struct {
 	Truncated bool   `protobuf:"varint,3,opt,name=truncated,proto3" json:"truncated,omitempty"`
 	// Where the left-out range begins, and how long it is: what is given is [0, omitted_from) followed by
 	// [omitted_from+omitted_bytes, bytes).
-	OmittedFrom   uint64 `protobuf:"varint,4,opt,name=omitted_from,json=omittedFrom,proto3" json:"omitted_from,omitempty"`
-	OmittedBytes  uint64 `protobuf:"varint,5,opt,name=omitted_bytes,json=omittedBytes,proto3" json:"omitted_bytes,omitempty"`
+	OmittedFrom  uint64 `protobuf:"varint,4,opt,name=omitted_from,json=omittedFrom,proto3" json:"omitted_from,omitempty"`
+	OmittedBytes uint64 `protobuf:"varint,5,opt,name=omitted_bytes,json=omittedBytes,proto3" json:"omitted_bytes,omitempty"`
+	// With ExecRequest.spill_above: the file in the scratch folder, as a command sees it, that holds the stream's first
+	// file_bytes bytes. Commands can change or remove it, and newer ones take its place. Empty without one.
+	File          string `protobuf:"bytes,6,opt,name=file,proto3" json:"file,omitempty"`
+	FileBytes     uint64 `protobuf:"varint,7,opt,name=file_bytes,json=fileBytes,proto3" json:"file_bytes,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *OutputInfo) Reset() {
 	*x = OutputInfo{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[33]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2636,7 +2782,7 @@ func (x *OutputInfo) String() string {
 func (*OutputInfo) ProtoMessage() {}
 
 func (x *OutputInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[33]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2649,7 +2795,7 @@ func (x *OutputInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OutputInfo.ProtoReflect.Descriptor instead.
 func (*OutputInfo) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{33}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *OutputInfo) GetBytes() uint64 {
@@ -2687,6 +2833,20 @@ func (x *OutputInfo) GetOmittedBytes() uint64 {
 	return 0
 }
 
+func (x *OutputInfo) GetFile() string {
+	if x != nil {
+		return x.File
+	}
+	return ""
+}
+
+func (x *OutputInfo) GetFileBytes() uint64 {
+	if x != nil {
+		return x.FileBytes
+	}
+	return 0
+}
+
 type Usage struct {
 	state     protoimpl.MessageState `protogen:"open.v1"`
 	UserCpu   *durationpb.Duration   `protobuf:"bytes,1,opt,name=user_cpu,json=userCpu,proto3" json:"user_cpu,omitempty"`
@@ -2701,7 +2861,7 @@ type Usage struct {
 
 func (x *Usage) Reset() {
 	*x = Usage{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[34]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2713,7 +2873,7 @@ func (x *Usage) String() string {
 func (*Usage) ProtoMessage() {}
 
 func (x *Usage) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[34]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2726,7 +2886,7 @@ func (x *Usage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Usage.ProtoReflect.Descriptor instead.
 func (*Usage) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{34}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *Usage) GetUserCpu() *durationpb.Duration {
@@ -2781,7 +2941,7 @@ type Harvest struct {
 
 func (x *Harvest) Reset() {
 	*x = Harvest{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[35]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2793,7 +2953,7 @@ func (x *Harvest) String() string {
 func (*Harvest) ProtoMessage() {}
 
 func (x *Harvest) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[35]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2806,7 +2966,7 @@ func (x *Harvest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Harvest.ProtoReflect.Descriptor instead.
 func (*Harvest) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{35}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *Harvest) GetStatus() string {
@@ -2873,7 +3033,7 @@ type HarvestConflict struct {
 
 func (x *HarvestConflict) Reset() {
 	*x = HarvestConflict{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[36]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2885,7 +3045,7 @@ func (x *HarvestConflict) String() string {
 func (*HarvestConflict) ProtoMessage() {}
 
 func (x *HarvestConflict) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[36]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2898,7 +3058,7 @@ func (x *HarvestConflict) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HarvestConflict.ProtoReflect.Descriptor instead.
 func (*HarvestConflict) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{36}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *HarvestConflict) GetRef() string {
@@ -2977,7 +3137,7 @@ type ExecResult struct {
 
 func (x *ExecResult) Reset() {
 	*x = ExecResult{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[37]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2989,7 +3149,7 @@ func (x *ExecResult) String() string {
 func (*ExecResult) ProtoMessage() {}
 
 func (x *ExecResult) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[37]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3002,7 +3162,7 @@ func (x *ExecResult) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecResult.ProtoReflect.Descriptor instead.
 func (*ExecResult) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{37}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *ExecResult) GetExecId() string {
@@ -3188,14 +3348,18 @@ type ExecRequest struct {
 	// Also give stdout_text and stderr_text.
 	Text bool `protobuf:"varint,7,opt,name=text,proto3" json:"text,omitempty"`
 	// Recorded and signed. At most 32, keys 1-64 bytes, values to 256 bytes.
-	Labels        map[string]string `protobuf:"bytes,8,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	Labels map[string]string `protobuf:"bytes,8,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	// Have a stream of more than this many bytes written to a file in the worktree's scratch folder as well, up to the
+	// node's limits.spill_bytes; OutputInfo.file names it. 0: no. Not part of the request digest: of a repeated request
+	// the first one counts.
+	SpillAbove    uint64 `protobuf:"varint,9,opt,name=spill_above,json=spillAbove,proto3" json:"spill_above,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ExecRequest) Reset() {
 	*x = ExecRequest{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[38]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3207,7 +3371,7 @@ func (x *ExecRequest) String() string {
 func (*ExecRequest) ProtoMessage() {}
 
 func (x *ExecRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[38]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3220,7 +3384,7 @@ func (x *ExecRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecRequest.ProtoReflect.Descriptor instead.
 func (*ExecRequest) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{38}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *ExecRequest) GetSessionId() string {
@@ -3279,6 +3443,13 @@ func (x *ExecRequest) GetLabels() map[string]string {
 	return nil
 }
 
+func (x *ExecRequest) GetSpillAbove() uint64 {
+	if x != nil {
+		return x.SpillAbove
+	}
+	return 0
+}
+
 type ExecResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Result        *ExecResult            `protobuf:"bytes,1,opt,name=result,proto3" json:"result,omitempty"`
@@ -3288,7 +3459,7 @@ type ExecResponse struct {
 
 func (x *ExecResponse) Reset() {
 	*x = ExecResponse{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[39]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3300,7 +3471,7 @@ func (x *ExecResponse) String() string {
 func (*ExecResponse) ProtoMessage() {}
 
 func (x *ExecResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[39]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3313,7 +3484,7 @@ func (x *ExecResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecResponse.ProtoReflect.Descriptor instead.
 func (*ExecResponse) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{39}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *ExecResponse) GetResult() *ExecResult {
@@ -3335,7 +3506,7 @@ type StreamExecRequest struct {
 
 func (x *StreamExecRequest) Reset() {
 	*x = StreamExecRequest{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[40]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3347,7 +3518,7 @@ func (x *StreamExecRequest) String() string {
 func (*StreamExecRequest) ProtoMessage() {}
 
 func (x *StreamExecRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[40]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3360,7 +3531,7 @@ func (x *StreamExecRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StreamExecRequest.ProtoReflect.Descriptor instead.
 func (*StreamExecRequest) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{40}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *StreamExecRequest) GetExec() *ExecRequest {
@@ -3398,7 +3569,7 @@ type OutputChunk struct {
 
 func (x *OutputChunk) Reset() {
 	*x = OutputChunk{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[41]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3410,7 +3581,7 @@ func (x *OutputChunk) String() string {
 func (*OutputChunk) ProtoMessage() {}
 
 func (x *OutputChunk) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[41]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3423,7 +3594,7 @@ func (x *OutputChunk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OutputChunk.ProtoReflect.Descriptor instead.
 func (*OutputChunk) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{41}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *OutputChunk) GetStream() Stream {
@@ -3464,7 +3635,7 @@ type ExecStarted struct {
 
 func (x *ExecStarted) Reset() {
 	*x = ExecStarted{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[42]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3476,7 +3647,7 @@ func (x *ExecStarted) String() string {
 func (*ExecStarted) ProtoMessage() {}
 
 func (x *ExecStarted) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[42]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3489,7 +3660,7 @@ func (x *ExecStarted) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecStarted.ProtoReflect.Descriptor instead.
 func (*ExecStarted) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{42}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *ExecStarted) GetExecId() string {
@@ -3520,7 +3691,7 @@ type StreamExecResponse struct {
 
 func (x *StreamExecResponse) Reset() {
 	*x = StreamExecResponse{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[43]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3532,7 +3703,7 @@ func (x *StreamExecResponse) String() string {
 func (*StreamExecResponse) ProtoMessage() {}
 
 func (x *StreamExecResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[43]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3545,7 +3716,7 @@ func (x *StreamExecResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StreamExecResponse.ProtoReflect.Descriptor instead.
 func (*StreamExecResponse) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{43}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *StreamExecResponse) GetEvent() isStreamExecResponse_Event {
@@ -3615,7 +3786,7 @@ type GetExecRequest struct {
 
 func (x *GetExecRequest) Reset() {
 	*x = GetExecRequest{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[44]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3627,7 +3798,7 @@ func (x *GetExecRequest) String() string {
 func (*GetExecRequest) ProtoMessage() {}
 
 func (x *GetExecRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[44]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3640,7 +3811,7 @@ func (x *GetExecRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetExecRequest.ProtoReflect.Descriptor instead.
 func (*GetExecRequest) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{44}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *GetExecRequest) GetSessionId() string {
@@ -3675,7 +3846,7 @@ type GetExecResponse struct {
 
 func (x *GetExecResponse) Reset() {
 	*x = GetExecResponse{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[45]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3687,7 +3858,7 @@ func (x *GetExecResponse) String() string {
 func (*GetExecResponse) ProtoMessage() {}
 
 func (x *GetExecResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[45]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3700,7 +3871,7 @@ func (x *GetExecResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetExecResponse.ProtoReflect.Descriptor instead.
 func (*GetExecResponse) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{45}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *GetExecResponse) GetState() ExecState {
@@ -3728,7 +3899,7 @@ type ListExecsRequest struct {
 
 func (x *ListExecsRequest) Reset() {
 	*x = ListExecsRequest{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[46]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3740,7 +3911,7 @@ func (x *ListExecsRequest) String() string {
 func (*ListExecsRequest) ProtoMessage() {}
 
 func (x *ListExecsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[46]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3753,7 +3924,7 @@ func (x *ListExecsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListExecsRequest.ProtoReflect.Descriptor instead.
 func (*ListExecsRequest) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{46}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *ListExecsRequest) GetSessionId() string {
@@ -3791,7 +3962,7 @@ type ExecSummary struct {
 
 func (x *ExecSummary) Reset() {
 	*x = ExecSummary{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[47]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3803,7 +3974,7 @@ func (x *ExecSummary) String() string {
 func (*ExecSummary) ProtoMessage() {}
 
 func (x *ExecSummary) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[47]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3816,7 +3987,7 @@ func (x *ExecSummary) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecSummary.ProtoReflect.Descriptor instead.
 func (*ExecSummary) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{47}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *ExecSummary) GetExecId() string {
@@ -3871,7 +4042,7 @@ type ListExecsResponse struct {
 
 func (x *ListExecsResponse) Reset() {
 	*x = ListExecsResponse{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[48]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3883,7 +4054,7 @@ func (x *ListExecsResponse) String() string {
 func (*ListExecsResponse) ProtoMessage() {}
 
 func (x *ListExecsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[48]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3896,7 +4067,7 @@ func (x *ListExecsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListExecsResponse.ProtoReflect.Descriptor instead.
 func (*ListExecsResponse) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{48}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *ListExecsResponse) GetExecs() []*ExecSummary {
@@ -3924,7 +4095,7 @@ type CancelExecRequest struct {
 
 func (x *CancelExecRequest) Reset() {
 	*x = CancelExecRequest{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[49]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3936,7 +4107,7 @@ func (x *CancelExecRequest) String() string {
 func (*CancelExecRequest) ProtoMessage() {}
 
 func (x *CancelExecRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[49]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3949,7 +4120,7 @@ func (x *CancelExecRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelExecRequest.ProtoReflect.Descriptor instead.
 func (*CancelExecRequest) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{49}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *CancelExecRequest) GetSessionId() string {
@@ -3982,7 +4153,7 @@ type CancelExecResponse struct {
 
 func (x *CancelExecResponse) Reset() {
 	*x = CancelExecResponse{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[50]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3994,7 +4165,7 @@ func (x *CancelExecResponse) String() string {
 func (*CancelExecResponse) ProtoMessage() {}
 
 func (x *CancelExecResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[50]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4007,7 +4178,7 @@ func (x *CancelExecResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelExecResponse.ProtoReflect.Descriptor instead.
 func (*CancelExecResponse) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{50}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *CancelExecResponse) GetResult() *ExecResult {
@@ -4031,7 +4202,7 @@ type GitRequest struct {
 
 func (x *GitRequest) Reset() {
 	*x = GitRequest{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[51]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4043,7 +4214,7 @@ func (x *GitRequest) String() string {
 func (*GitRequest) ProtoMessage() {}
 
 func (x *GitRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[51]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4056,7 +4227,7 @@ func (x *GitRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GitRequest.ProtoReflect.Descriptor instead.
 func (*GitRequest) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{51}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *GitRequest) GetSessionId() string {
@@ -4102,7 +4273,7 @@ type GitResponse struct {
 
 func (x *GitResponse) Reset() {
 	*x = GitResponse{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[52]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4114,7 +4285,7 @@ func (x *GitResponse) String() string {
 func (*GitResponse) ProtoMessage() {}
 
 func (x *GitResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[52]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4127,7 +4298,7 @@ func (x *GitResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GitResponse.ProtoReflect.Descriptor instead.
 func (*GitResponse) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{52}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *GitResponse) GetExitCode() int32 {
@@ -4175,7 +4346,7 @@ type HarvestRequest struct {
 
 func (x *HarvestRequest) Reset() {
 	*x = HarvestRequest{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[53]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4187,7 +4358,7 @@ func (x *HarvestRequest) String() string {
 func (*HarvestRequest) ProtoMessage() {}
 
 func (x *HarvestRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[53]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4200,7 +4371,7 @@ func (x *HarvestRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HarvestRequest.ProtoReflect.Descriptor instead.
 func (*HarvestRequest) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{53}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *HarvestRequest) GetSessionId() string {
@@ -4226,7 +4397,7 @@ type HarvestResponse struct {
 
 func (x *HarvestResponse) Reset() {
 	*x = HarvestResponse{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[54]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4238,7 +4409,7 @@ func (x *HarvestResponse) String() string {
 func (*HarvestResponse) ProtoMessage() {}
 
 func (x *HarvestResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[54]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4251,7 +4422,7 @@ func (x *HarvestResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HarvestResponse.ProtoReflect.Descriptor instead.
 func (*HarvestResponse) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{54}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *HarvestResponse) GetHarvest() *Harvest {
@@ -4269,7 +4440,7 @@ type CheckNodeRequest struct {
 
 func (x *CheckNodeRequest) Reset() {
 	*x = CheckNodeRequest{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[55]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4281,7 +4452,7 @@ func (x *CheckNodeRequest) String() string {
 func (*CheckNodeRequest) ProtoMessage() {}
 
 func (x *CheckNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[55]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4294,7 +4465,7 @@ func (x *CheckNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckNodeRequest.ProtoReflect.Descriptor instead.
 func (*CheckNodeRequest) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{55}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{56}
 }
 
 type NodeCheck struct {
@@ -4311,7 +4482,7 @@ type NodeCheck struct {
 
 func (x *NodeCheck) Reset() {
 	*x = NodeCheck{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[56]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4323,7 +4494,7 @@ func (x *NodeCheck) String() string {
 func (*NodeCheck) ProtoMessage() {}
 
 func (x *NodeCheck) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[56]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4336,7 +4507,7 @@ func (x *NodeCheck) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeCheck.ProtoReflect.Descriptor instead.
 func (*NodeCheck) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{56}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *NodeCheck) GetFeature() string {
@@ -4390,7 +4561,7 @@ type CheckNodeResponse struct {
 
 func (x *CheckNodeResponse) Reset() {
 	*x = CheckNodeResponse{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[57]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4402,7 +4573,7 @@ func (x *CheckNodeResponse) String() string {
 func (*CheckNodeResponse) ProtoMessage() {}
 
 func (x *CheckNodeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[57]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4415,7 +4586,7 @@ func (x *CheckNodeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckNodeResponse.ProtoReflect.Descriptor instead.
 func (*CheckNodeResponse) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{57}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *CheckNodeResponse) GetChecks() []*NodeCheck {
@@ -4436,7 +4607,7 @@ type DrainNodeRequest struct {
 
 func (x *DrainNodeRequest) Reset() {
 	*x = DrainNodeRequest{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[58]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4448,7 +4619,7 @@ func (x *DrainNodeRequest) String() string {
 func (*DrainNodeRequest) ProtoMessage() {}
 
 func (x *DrainNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[58]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4461,7 +4632,7 @@ func (x *DrainNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainNodeRequest.ProtoReflect.Descriptor instead.
 func (*DrainNodeRequest) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{58}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *DrainNodeRequest) GetTimeoutSeconds() float64 {
@@ -4483,7 +4654,7 @@ type DrainedSession struct {
 
 func (x *DrainedSession) Reset() {
 	*x = DrainedSession{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[59]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4495,7 +4666,7 @@ func (x *DrainedSession) String() string {
 func (*DrainedSession) ProtoMessage() {}
 
 func (x *DrainedSession) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[59]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4508,7 +4679,7 @@ func (x *DrainedSession) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainedSession.ProtoReflect.Descriptor instead.
 func (*DrainedSession) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{59}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *DrainedSession) GetSessionId() string {
@@ -4541,7 +4712,7 @@ type DrainNodeResponse struct {
 
 func (x *DrainNodeResponse) Reset() {
 	*x = DrainNodeResponse{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[60]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4553,7 +4724,7 @@ func (x *DrainNodeResponse) String() string {
 func (*DrainNodeResponse) ProtoMessage() {}
 
 func (x *DrainNodeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[60]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4566,7 +4737,7 @@ func (x *DrainNodeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainNodeResponse.ProtoReflect.Descriptor instead.
 func (*DrainNodeResponse) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{60}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *DrainNodeResponse) GetSessions() []*DrainedSession {
@@ -4584,7 +4755,7 @@ type GetNodeInfoRequest struct {
 
 func (x *GetNodeInfoRequest) Reset() {
 	*x = GetNodeInfoRequest{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[61]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4596,7 +4767,7 @@ func (x *GetNodeInfoRequest) String() string {
 func (*GetNodeInfoRequest) ProtoMessage() {}
 
 func (x *GetNodeInfoRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[61]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4609,7 +4780,7 @@ func (x *GetNodeInfoRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetNodeInfoRequest.ProtoReflect.Descriptor instead.
 func (*GetNodeInfoRequest) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{61}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{62}
 }
 
 type GetNodeInfoResponse struct {
@@ -4630,7 +4801,7 @@ type GetNodeInfoResponse struct {
 
 func (x *GetNodeInfoResponse) Reset() {
 	*x = GetNodeInfoResponse{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[62]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4642,7 +4813,7 @@ func (x *GetNodeInfoResponse) String() string {
 func (*GetNodeInfoResponse) ProtoMessage() {}
 
 func (x *GetNodeInfoResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[62]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4655,7 +4826,7 @@ func (x *GetNodeInfoResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetNodeInfoResponse.ProtoReflect.Descriptor instead.
 func (*GetNodeInfoResponse) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{62}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *GetNodeInfoResponse) GetVersion() string {
@@ -4816,7 +4987,7 @@ const file_sandbox_v1_sandbox_proto_rawDesc = "" +
 	"\x05READY\x10\x02\x12\f\n" +
 	"\bSTOPPING\x10\x03\x12\v\n" +
 	"\aSTOPPED\x10\x04\x12\r\n" +
-	"\tUNCERTAIN\x10\x05\"\xfd\a\n" +
+	"\tUNCERTAIN\x10\x05\"\xbc\b\n" +
 	"\aSession\x12\x1d\n" +
 	"\n" +
 	"session_id\x18\x01 \x01(\tR\tsessionId\x12\x1f\n" +
@@ -4843,7 +5014,10 @@ const file_sandbox_v1_sandbox_proto_rawDesc = "" +
 	"\x0fqueued_exec_ids\x18\x10 \x03(\tR\rqueuedExecIds\x12)\n" +
 	"\x06mounts\x18\x11 \x03(\v2\x11.sandbox.v1.MountR\x06mounts\x123\n" +
 	"\bleft_out\x18\x12 \x03(\v2\x18.sandbox.v1.GuardFindingR\aleftOut\x126\n" +
-	"\flast_harvest\x18\x13 \x01(\v2\x13.sandbox.v1.HarvestR\vlastHarvest\x1a6\n" +
+	"\flast_harvest\x18\x13 \x01(\v2\x13.sandbox.v1.HarvestR\vlastHarvest\x12=\n" +
+	"\n" +
+	"conditions\x18\x14 \x01(\v2\x1d.sandbox.v1.CommandConditionsR\n" +
+	"conditions\x1a6\n" +
 	"\bEnvEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x93\x01\n" +
@@ -4856,7 +5030,23 @@ const file_sandbox_v1_sandbox_proto_rawDesc = "" +
 	"\x04IDLE\x10\x05\x12\x13\n" +
 	"\x0fGRANTS_REQUIRED\x10\x06\x12\r\n" +
 	"\tUNCERTAIN\x10\a\x12\v\n" +
-	"\aDELETED\x10\b\"\xb3\x03\n" +
+	"\aDELETED\x10\b\"\x83\x03\n" +
+	"\x11CommandConditions\x12\x18\n" +
+	"\ascratch\x18\x01 \x01(\tR\ascratch\x12\x12\n" +
+	"\x04home\x18\x02 \x01(\tR\x04home\x12\x1b\n" +
+	"\ttmp_bytes\x18\x03 \x01(\x03R\btmpBytes\x12\x1d\n" +
+	"\n" +
+	"home_bytes\x18\x04 \x01(\x03R\thomeBytes\x12\x14\n" +
+	"\x05hooks\x18\x05 \x01(\bR\x05hooks\x123\n" +
+	"\atimeout\x18\x06 \x01(\v2\x19.google.protobuf.DurationR\atimeout\x12:\n" +
+	"\vmax_timeout\x18\a \x01(\v2\x19.google.protobuf.DurationR\n" +
+	"maxTimeout\x12#\n" +
+	"\rcommand_bytes\x18\b \x01(\x03R\fcommandBytes\x12!\n" +
+	"\foutput_bytes\x18\t \x01(\x03R\voutputBytes\x12\x1f\n" +
+	"\vspill_bytes\x18\n" +
+	" \x01(\x03R\n" +
+	"spillBytes\x12\x14\n" +
+	"\x05queue\x18\v \x01(\x03R\x05queue\"\xb3\x03\n" +
 	"\x14CreateSessionRequest\x12\x1d\n" +
 	"\n" +
 	"session_id\x18\x01 \x01(\tR\tsessionId\x123\n" +
@@ -4944,14 +5134,17 @@ const file_sandbox_v1_sandbox_proto_rawDesc = "" +
 	"\x02at\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\x02at\x12\x16\n" +
 	"\x06detail\x18\a \x01(\tR\x06detail\">\n" +
 	"\x13WatchEventsResponse\x12'\n" +
-	"\x05event\x18\x01 \x01(\v2\x11.sandbox.v1.EventR\x05event\"\xa0\x01\n" +
+	"\x05event\x18\x01 \x01(\v2\x11.sandbox.v1.EventR\x05event\"\xd3\x01\n" +
 	"\n" +
 	"OutputInfo\x12\x14\n" +
 	"\x05bytes\x18\x01 \x01(\x04R\x05bytes\x12\x16\n" +
 	"\x06sha256\x18\x02 \x01(\tR\x06sha256\x12\x1c\n" +
 	"\ttruncated\x18\x03 \x01(\bR\ttruncated\x12!\n" +
 	"\fomitted_from\x18\x04 \x01(\x04R\vomittedFrom\x12#\n" +
-	"\romitted_bytes\x18\x05 \x01(\x04R\fomittedBytes\"\xc7\x01\n" +
+	"\romitted_bytes\x18\x05 \x01(\x04R\fomittedBytes\x12\x12\n" +
+	"\x04file\x18\x06 \x01(\tR\x04file\x12\x1d\n" +
+	"\n" +
+	"file_bytes\x18\a \x01(\x04R\tfileBytes\"\xc7\x01\n" +
 	"\x05Usage\x124\n" +
 	"\buser_cpu\x18\x01 \x01(\v2\x19.google.protobuf.DurationR\auserCpu\x128\n" +
 	"\n" +
@@ -5024,7 +5217,7 @@ const file_sandbox_v1_sandbox_proto_rawDesc = "" +
 	"\x06KILLED\x10\x04\x12\r\n" +
 	"\tCANCELLED\x10\x05\x12\x0f\n" +
 	"\vNOT_STARTED\x10\x06\x12\r\n" +
-	"\tUNCERTAIN\x10\a\"\xee\x02\n" +
+	"\tUNCERTAIN\x10\a\"\x8f\x03\n" +
 	"\vExecRequest\x12\x1d\n" +
 	"\n" +
 	"session_id\x18\x01 \x01(\tR\tsessionId\x12\x1f\n" +
@@ -5037,7 +5230,9 @@ const file_sandbox_v1_sandbox_proto_rawDesc = "" +
 	"\acommand\x18\x05 \x01(\tR\acommand\x12,\n" +
 	"\x0ftimeout_seconds\x18\x06 \x01(\x01H\x00R\x0etimeoutSeconds\x88\x01\x01\x12\x12\n" +
 	"\x04text\x18\a \x01(\bR\x04text\x12;\n" +
-	"\x06labels\x18\b \x03(\v2#.sandbox.v1.ExecRequest.LabelsEntryR\x06labels\x1a9\n" +
+	"\x06labels\x18\b \x03(\v2#.sandbox.v1.ExecRequest.LabelsEntryR\x06labels\x12\x1f\n" +
+	"\vspill_above\x18\t \x01(\x04R\n" +
+	"spillAbove\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01B\x12\n" +
@@ -5208,7 +5403,7 @@ func file_sandbox_v1_sandbox_proto_rawDescGZIP() []byte {
 }
 
 var file_sandbox_v1_sandbox_proto_enumTypes = make([]protoimpl.EnumInfo, 6)
-var file_sandbox_v1_sandbox_proto_msgTypes = make([]protoimpl.MessageInfo, 68)
+var file_sandbox_v1_sandbox_proto_msgTypes = make([]protoimpl.MessageInfo, 69)
 var file_sandbox_v1_sandbox_proto_goTypes = []any{
 	(ExecState)(0),                  // 0: sandbox.v1.ExecState
 	(Stream)(0),                     // 1: sandbox.v1.Stream
@@ -5230,71 +5425,72 @@ var file_sandbox_v1_sandbox_proto_goTypes = []any{
 	(*ProofItem)(nil),               // 17: sandbox.v1.ProofItem
 	(*Sandbox)(nil),                 // 18: sandbox.v1.Sandbox
 	(*Session)(nil),                 // 19: sandbox.v1.Session
-	(*CreateSessionRequest)(nil),    // 20: sandbox.v1.CreateSessionRequest
-	(*CreateSessionResponse)(nil),   // 21: sandbox.v1.CreateSessionResponse
-	(*ClaimSessionRequest)(nil),     // 22: sandbox.v1.ClaimSessionRequest
-	(*ClaimSessionResponse)(nil),    // 23: sandbox.v1.ClaimSessionResponse
-	(*GetSessionRequest)(nil),       // 24: sandbox.v1.GetSessionRequest
-	(*GetSessionResponse)(nil),      // 25: sandbox.v1.GetSessionResponse
-	(*ListSessionsRequest)(nil),     // 26: sandbox.v1.ListSessionsRequest
-	(*ListSessionsResponse)(nil),    // 27: sandbox.v1.ListSessionsResponse
-	(*UpdateGrantsRequest)(nil),     // 28: sandbox.v1.UpdateGrantsRequest
-	(*UpdateGrantsResponse)(nil),    // 29: sandbox.v1.UpdateGrantsResponse
-	(*RetireSandboxRequest)(nil),    // 30: sandbox.v1.RetireSandboxRequest
-	(*RetireSandboxResponse)(nil),   // 31: sandbox.v1.RetireSandboxResponse
-	(*DeleteSessionRequest)(nil),    // 32: sandbox.v1.DeleteSessionRequest
-	(*DeleteSessionResponse)(nil),   // 33: sandbox.v1.DeleteSessionResponse
-	(*DeleteWorkspaceRequest)(nil),  // 34: sandbox.v1.DeleteWorkspaceRequest
-	(*DeleteWorkspaceResponse)(nil), // 35: sandbox.v1.DeleteWorkspaceResponse
-	(*WatchEventsRequest)(nil),      // 36: sandbox.v1.WatchEventsRequest
-	(*Event)(nil),                   // 37: sandbox.v1.Event
-	(*WatchEventsResponse)(nil),     // 38: sandbox.v1.WatchEventsResponse
-	(*OutputInfo)(nil),              // 39: sandbox.v1.OutputInfo
-	(*Usage)(nil),                   // 40: sandbox.v1.Usage
-	(*Harvest)(nil),                 // 41: sandbox.v1.Harvest
-	(*HarvestConflict)(nil),         // 42: sandbox.v1.HarvestConflict
-	(*ExecResult)(nil),              // 43: sandbox.v1.ExecResult
-	(*ExecRequest)(nil),             // 44: sandbox.v1.ExecRequest
-	(*ExecResponse)(nil),            // 45: sandbox.v1.ExecResponse
-	(*StreamExecRequest)(nil),       // 46: sandbox.v1.StreamExecRequest
-	(*OutputChunk)(nil),             // 47: sandbox.v1.OutputChunk
-	(*ExecStarted)(nil),             // 48: sandbox.v1.ExecStarted
-	(*StreamExecResponse)(nil),      // 49: sandbox.v1.StreamExecResponse
-	(*GetExecRequest)(nil),          // 50: sandbox.v1.GetExecRequest
-	(*GetExecResponse)(nil),         // 51: sandbox.v1.GetExecResponse
-	(*ListExecsRequest)(nil),        // 52: sandbox.v1.ListExecsRequest
-	(*ExecSummary)(nil),             // 53: sandbox.v1.ExecSummary
-	(*ListExecsResponse)(nil),       // 54: sandbox.v1.ListExecsResponse
-	(*CancelExecRequest)(nil),       // 55: sandbox.v1.CancelExecRequest
-	(*CancelExecResponse)(nil),      // 56: sandbox.v1.CancelExecResponse
-	(*GitRequest)(nil),              // 57: sandbox.v1.GitRequest
-	(*GitResponse)(nil),             // 58: sandbox.v1.GitResponse
-	(*HarvestRequest)(nil),          // 59: sandbox.v1.HarvestRequest
-	(*HarvestResponse)(nil),         // 60: sandbox.v1.HarvestResponse
-	(*CheckNodeRequest)(nil),        // 61: sandbox.v1.CheckNodeRequest
-	(*NodeCheck)(nil),               // 62: sandbox.v1.NodeCheck
-	(*CheckNodeResponse)(nil),       // 63: sandbox.v1.CheckNodeResponse
-	(*DrainNodeRequest)(nil),        // 64: sandbox.v1.DrainNodeRequest
-	(*DrainedSession)(nil),          // 65: sandbox.v1.DrainedSession
-	(*DrainNodeResponse)(nil),       // 66: sandbox.v1.DrainNodeResponse
-	(*GetNodeInfoRequest)(nil),      // 67: sandbox.v1.GetNodeInfoRequest
-	(*GetNodeInfoResponse)(nil),     // 68: sandbox.v1.GetNodeInfoResponse
-	nil,                             // 69: sandbox.v1.Grant.EnvEntry
-	nil,                             // 70: sandbox.v1.Session.EnvEntry
-	nil,                             // 71: sandbox.v1.CreateSessionRequest.EnvEntry
-	nil,                             // 72: sandbox.v1.ExecResult.LabelsEntry
-	nil,                             // 73: sandbox.v1.ExecRequest.LabelsEntry
-	(*timestamppb.Timestamp)(nil),   // 74: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),     // 75: google.protobuf.Duration
+	(*CommandConditions)(nil),       // 20: sandbox.v1.CommandConditions
+	(*CreateSessionRequest)(nil),    // 21: sandbox.v1.CreateSessionRequest
+	(*CreateSessionResponse)(nil),   // 22: sandbox.v1.CreateSessionResponse
+	(*ClaimSessionRequest)(nil),     // 23: sandbox.v1.ClaimSessionRequest
+	(*ClaimSessionResponse)(nil),    // 24: sandbox.v1.ClaimSessionResponse
+	(*GetSessionRequest)(nil),       // 25: sandbox.v1.GetSessionRequest
+	(*GetSessionResponse)(nil),      // 26: sandbox.v1.GetSessionResponse
+	(*ListSessionsRequest)(nil),     // 27: sandbox.v1.ListSessionsRequest
+	(*ListSessionsResponse)(nil),    // 28: sandbox.v1.ListSessionsResponse
+	(*UpdateGrantsRequest)(nil),     // 29: sandbox.v1.UpdateGrantsRequest
+	(*UpdateGrantsResponse)(nil),    // 30: sandbox.v1.UpdateGrantsResponse
+	(*RetireSandboxRequest)(nil),    // 31: sandbox.v1.RetireSandboxRequest
+	(*RetireSandboxResponse)(nil),   // 32: sandbox.v1.RetireSandboxResponse
+	(*DeleteSessionRequest)(nil),    // 33: sandbox.v1.DeleteSessionRequest
+	(*DeleteSessionResponse)(nil),   // 34: sandbox.v1.DeleteSessionResponse
+	(*DeleteWorkspaceRequest)(nil),  // 35: sandbox.v1.DeleteWorkspaceRequest
+	(*DeleteWorkspaceResponse)(nil), // 36: sandbox.v1.DeleteWorkspaceResponse
+	(*WatchEventsRequest)(nil),      // 37: sandbox.v1.WatchEventsRequest
+	(*Event)(nil),                   // 38: sandbox.v1.Event
+	(*WatchEventsResponse)(nil),     // 39: sandbox.v1.WatchEventsResponse
+	(*OutputInfo)(nil),              // 40: sandbox.v1.OutputInfo
+	(*Usage)(nil),                   // 41: sandbox.v1.Usage
+	(*Harvest)(nil),                 // 42: sandbox.v1.Harvest
+	(*HarvestConflict)(nil),         // 43: sandbox.v1.HarvestConflict
+	(*ExecResult)(nil),              // 44: sandbox.v1.ExecResult
+	(*ExecRequest)(nil),             // 45: sandbox.v1.ExecRequest
+	(*ExecResponse)(nil),            // 46: sandbox.v1.ExecResponse
+	(*StreamExecRequest)(nil),       // 47: sandbox.v1.StreamExecRequest
+	(*OutputChunk)(nil),             // 48: sandbox.v1.OutputChunk
+	(*ExecStarted)(nil),             // 49: sandbox.v1.ExecStarted
+	(*StreamExecResponse)(nil),      // 50: sandbox.v1.StreamExecResponse
+	(*GetExecRequest)(nil),          // 51: sandbox.v1.GetExecRequest
+	(*GetExecResponse)(nil),         // 52: sandbox.v1.GetExecResponse
+	(*ListExecsRequest)(nil),        // 53: sandbox.v1.ListExecsRequest
+	(*ExecSummary)(nil),             // 54: sandbox.v1.ExecSummary
+	(*ListExecsResponse)(nil),       // 55: sandbox.v1.ListExecsResponse
+	(*CancelExecRequest)(nil),       // 56: sandbox.v1.CancelExecRequest
+	(*CancelExecResponse)(nil),      // 57: sandbox.v1.CancelExecResponse
+	(*GitRequest)(nil),              // 58: sandbox.v1.GitRequest
+	(*GitResponse)(nil),             // 59: sandbox.v1.GitResponse
+	(*HarvestRequest)(nil),          // 60: sandbox.v1.HarvestRequest
+	(*HarvestResponse)(nil),         // 61: sandbox.v1.HarvestResponse
+	(*CheckNodeRequest)(nil),        // 62: sandbox.v1.CheckNodeRequest
+	(*NodeCheck)(nil),               // 63: sandbox.v1.NodeCheck
+	(*CheckNodeResponse)(nil),       // 64: sandbox.v1.CheckNodeResponse
+	(*DrainNodeRequest)(nil),        // 65: sandbox.v1.DrainNodeRequest
+	(*DrainedSession)(nil),          // 66: sandbox.v1.DrainedSession
+	(*DrainNodeResponse)(nil),       // 67: sandbox.v1.DrainNodeResponse
+	(*GetNodeInfoRequest)(nil),      // 68: sandbox.v1.GetNodeInfoRequest
+	(*GetNodeInfoResponse)(nil),     // 69: sandbox.v1.GetNodeInfoResponse
+	nil,                             // 70: sandbox.v1.Grant.EnvEntry
+	nil,                             // 71: sandbox.v1.Session.EnvEntry
+	nil,                             // 72: sandbox.v1.CreateSessionRequest.EnvEntry
+	nil,                             // 73: sandbox.v1.ExecResult.LabelsEntry
+	nil,                             // 74: sandbox.v1.ExecRequest.LabelsEntry
+	(*timestamppb.Timestamp)(nil),   // 75: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),     // 76: google.protobuf.Duration
 }
 var file_sandbox_v1_sandbox_proto_depIdxs = []int32{
 	9,  // 0: sandbox.v1.Grant.files:type_name -> sandbox.v1.GrantFile
-	69, // 1: sandbox.v1.Grant.env:type_name -> sandbox.v1.Grant.EnvEntry
-	74, // 2: sandbox.v1.Grant.expires_at:type_name -> google.protobuf.Timestamp
-	74, // 3: sandbox.v1.EvidenceItem.observed_at:type_name -> google.protobuf.Timestamp
+	70, // 1: sandbox.v1.Grant.env:type_name -> sandbox.v1.Grant.EnvEntry
+	75, // 2: sandbox.v1.Grant.expires_at:type_name -> google.protobuf.Timestamp
+	75, // 3: sandbox.v1.EvidenceItem.observed_at:type_name -> google.protobuf.Timestamp
 	12, // 4: sandbox.v1.Evidence.items:type_name -> sandbox.v1.EvidenceItem
 	3,  // 5: sandbox.v1.Sandbox.state:type_name -> sandbox.v1.Sandbox.State
-	74, // 6: sandbox.v1.Sandbox.started_at:type_name -> google.protobuf.Timestamp
+	75, // 6: sandbox.v1.Sandbox.started_at:type_name -> google.protobuf.Timestamp
 	17, // 7: sandbox.v1.Sandbox.proof:type_name -> sandbox.v1.ProofItem
 	14, // 8: sandbox.v1.Sandbox.seals:type_name -> sandbox.v1.Seal
 	13, // 9: sandbox.v1.Sandbox.evidence:type_name -> sandbox.v1.Evidence
@@ -5303,106 +5499,109 @@ var file_sandbox_v1_sandbox_proto_depIdxs = []int32{
 	18, // 12: sandbox.v1.Session.sandbox:type_name -> sandbox.v1.Sandbox
 	7,  // 13: sandbox.v1.Session.resources:type_name -> sandbox.v1.Resources
 	8,  // 14: sandbox.v1.Session.network:type_name -> sandbox.v1.Network
-	70, // 15: sandbox.v1.Session.env:type_name -> sandbox.v1.Session.EnvEntry
-	74, // 16: sandbox.v1.Session.created_at:type_name -> google.protobuf.Timestamp
+	71, // 15: sandbox.v1.Session.env:type_name -> sandbox.v1.Session.EnvEntry
+	75, // 16: sandbox.v1.Session.created_at:type_name -> google.protobuf.Timestamp
 	11, // 17: sandbox.v1.Session.caches:type_name -> sandbox.v1.Cache
 	15, // 18: sandbox.v1.Session.mounts:type_name -> sandbox.v1.Mount
 	16, // 19: sandbox.v1.Session.left_out:type_name -> sandbox.v1.GuardFinding
-	41, // 20: sandbox.v1.Session.last_harvest:type_name -> sandbox.v1.Harvest
-	6,  // 21: sandbox.v1.CreateSessionRequest.workspace:type_name -> sandbox.v1.Workspace
-	7,  // 22: sandbox.v1.CreateSessionRequest.resources:type_name -> sandbox.v1.Resources
-	8,  // 23: sandbox.v1.CreateSessionRequest.network:type_name -> sandbox.v1.Network
-	10, // 24: sandbox.v1.CreateSessionRequest.grants:type_name -> sandbox.v1.Grant
-	11, // 25: sandbox.v1.CreateSessionRequest.caches:type_name -> sandbox.v1.Cache
-	71, // 26: sandbox.v1.CreateSessionRequest.env:type_name -> sandbox.v1.CreateSessionRequest.EnvEntry
-	19, // 27: sandbox.v1.CreateSessionResponse.session:type_name -> sandbox.v1.Session
-	19, // 28: sandbox.v1.ClaimSessionResponse.session:type_name -> sandbox.v1.Session
-	19, // 29: sandbox.v1.GetSessionResponse.session:type_name -> sandbox.v1.Session
-	19, // 30: sandbox.v1.ListSessionsResponse.sessions:type_name -> sandbox.v1.Session
-	10, // 31: sandbox.v1.UpdateGrantsRequest.grants:type_name -> sandbox.v1.Grant
-	19, // 32: sandbox.v1.UpdateGrantsResponse.session:type_name -> sandbox.v1.Session
-	19, // 33: sandbox.v1.RetireSandboxResponse.session:type_name -> sandbox.v1.Session
-	13, // 34: sandbox.v1.RetireSandboxResponse.evidence:type_name -> sandbox.v1.Evidence
-	13, // 35: sandbox.v1.DeleteSessionResponse.evidence:type_name -> sandbox.v1.Evidence
-	13, // 36: sandbox.v1.DeleteWorkspaceResponse.evidence:type_name -> sandbox.v1.Evidence
-	74, // 37: sandbox.v1.Event.at:type_name -> google.protobuf.Timestamp
-	37, // 38: sandbox.v1.WatchEventsResponse.event:type_name -> sandbox.v1.Event
-	75, // 39: sandbox.v1.Usage.user_cpu:type_name -> google.protobuf.Duration
-	75, // 40: sandbox.v1.Usage.system_cpu:type_name -> google.protobuf.Duration
-	42, // 41: sandbox.v1.Harvest.conflicts:type_name -> sandbox.v1.HarvestConflict
-	5,  // 42: sandbox.v1.ExecResult.status:type_name -> sandbox.v1.ExecResult.Status
-	39, // 43: sandbox.v1.ExecResult.stdout_info:type_name -> sandbox.v1.OutputInfo
-	39, // 44: sandbox.v1.ExecResult.stderr_info:type_name -> sandbox.v1.OutputInfo
-	74, // 45: sandbox.v1.ExecResult.started_at:type_name -> google.protobuf.Timestamp
-	75, // 46: sandbox.v1.ExecResult.duration:type_name -> google.protobuf.Duration
-	40, // 47: sandbox.v1.ExecResult.usage:type_name -> sandbox.v1.Usage
-	41, // 48: sandbox.v1.ExecResult.harvest:type_name -> sandbox.v1.Harvest
-	72, // 49: sandbox.v1.ExecResult.labels:type_name -> sandbox.v1.ExecResult.LabelsEntry
-	13, // 50: sandbox.v1.ExecResult.evidence:type_name -> sandbox.v1.Evidence
-	73, // 51: sandbox.v1.ExecRequest.labels:type_name -> sandbox.v1.ExecRequest.LabelsEntry
-	43, // 52: sandbox.v1.ExecResponse.result:type_name -> sandbox.v1.ExecResult
-	44, // 53: sandbox.v1.StreamExecRequest.exec:type_name -> sandbox.v1.ExecRequest
-	1,  // 54: sandbox.v1.OutputChunk.stream:type_name -> sandbox.v1.Stream
-	48, // 55: sandbox.v1.StreamExecResponse.started:type_name -> sandbox.v1.ExecStarted
-	47, // 56: sandbox.v1.StreamExecResponse.output:type_name -> sandbox.v1.OutputChunk
-	43, // 57: sandbox.v1.StreamExecResponse.result:type_name -> sandbox.v1.ExecResult
-	0,  // 58: sandbox.v1.GetExecResponse.state:type_name -> sandbox.v1.ExecState
-	43, // 59: sandbox.v1.GetExecResponse.result:type_name -> sandbox.v1.ExecResult
-	0,  // 60: sandbox.v1.ExecSummary.state:type_name -> sandbox.v1.ExecState
-	5,  // 61: sandbox.v1.ExecSummary.status:type_name -> sandbox.v1.ExecResult.Status
-	74, // 62: sandbox.v1.ExecSummary.requested_at:type_name -> google.protobuf.Timestamp
-	53, // 63: sandbox.v1.ListExecsResponse.execs:type_name -> sandbox.v1.ExecSummary
-	43, // 64: sandbox.v1.CancelExecResponse.result:type_name -> sandbox.v1.ExecResult
-	41, // 65: sandbox.v1.GitResponse.harvest:type_name -> sandbox.v1.Harvest
-	41, // 66: sandbox.v1.HarvestResponse.harvest:type_name -> sandbox.v1.Harvest
-	2,  // 67: sandbox.v1.NodeCheck.outcome:type_name -> sandbox.v1.CheckOutcome
-	62, // 68: sandbox.v1.CheckNodeResponse.checks:type_name -> sandbox.v1.NodeCheck
-	13, // 69: sandbox.v1.DrainedSession.evidence:type_name -> sandbox.v1.Evidence
-	65, // 70: sandbox.v1.DrainNodeResponse.sessions:type_name -> sandbox.v1.DrainedSession
-	74, // 71: sandbox.v1.GetNodeInfoResponse.started_at:type_name -> google.protobuf.Timestamp
-	20, // 72: sandbox.v1.SessionService.CreateSession:input_type -> sandbox.v1.CreateSessionRequest
-	22, // 73: sandbox.v1.SessionService.ClaimSession:input_type -> sandbox.v1.ClaimSessionRequest
-	24, // 74: sandbox.v1.SessionService.GetSession:input_type -> sandbox.v1.GetSessionRequest
-	26, // 75: sandbox.v1.SessionService.ListSessions:input_type -> sandbox.v1.ListSessionsRequest
-	28, // 76: sandbox.v1.SessionService.UpdateGrants:input_type -> sandbox.v1.UpdateGrantsRequest
-	30, // 77: sandbox.v1.SessionService.RetireSandbox:input_type -> sandbox.v1.RetireSandboxRequest
-	32, // 78: sandbox.v1.SessionService.DeleteSession:input_type -> sandbox.v1.DeleteSessionRequest
-	34, // 79: sandbox.v1.SessionService.DeleteWorkspace:input_type -> sandbox.v1.DeleteWorkspaceRequest
-	36, // 80: sandbox.v1.SessionService.WatchEvents:input_type -> sandbox.v1.WatchEventsRequest
-	44, // 81: sandbox.v1.ExecService.Exec:input_type -> sandbox.v1.ExecRequest
-	46, // 82: sandbox.v1.ExecService.StreamExec:input_type -> sandbox.v1.StreamExecRequest
-	50, // 83: sandbox.v1.ExecService.GetExec:input_type -> sandbox.v1.GetExecRequest
-	52, // 84: sandbox.v1.ExecService.ListExecs:input_type -> sandbox.v1.ListExecsRequest
-	55, // 85: sandbox.v1.ExecService.CancelExec:input_type -> sandbox.v1.CancelExecRequest
-	57, // 86: sandbox.v1.GitService.Git:input_type -> sandbox.v1.GitRequest
-	59, // 87: sandbox.v1.GitService.Harvest:input_type -> sandbox.v1.HarvestRequest
-	61, // 88: sandbox.v1.NodeService.CheckNode:input_type -> sandbox.v1.CheckNodeRequest
-	67, // 89: sandbox.v1.NodeService.GetNodeInfo:input_type -> sandbox.v1.GetNodeInfoRequest
-	64, // 90: sandbox.v1.NodeService.DrainNode:input_type -> sandbox.v1.DrainNodeRequest
-	21, // 91: sandbox.v1.SessionService.CreateSession:output_type -> sandbox.v1.CreateSessionResponse
-	23, // 92: sandbox.v1.SessionService.ClaimSession:output_type -> sandbox.v1.ClaimSessionResponse
-	25, // 93: sandbox.v1.SessionService.GetSession:output_type -> sandbox.v1.GetSessionResponse
-	27, // 94: sandbox.v1.SessionService.ListSessions:output_type -> sandbox.v1.ListSessionsResponse
-	29, // 95: sandbox.v1.SessionService.UpdateGrants:output_type -> sandbox.v1.UpdateGrantsResponse
-	31, // 96: sandbox.v1.SessionService.RetireSandbox:output_type -> sandbox.v1.RetireSandboxResponse
-	33, // 97: sandbox.v1.SessionService.DeleteSession:output_type -> sandbox.v1.DeleteSessionResponse
-	35, // 98: sandbox.v1.SessionService.DeleteWorkspace:output_type -> sandbox.v1.DeleteWorkspaceResponse
-	38, // 99: sandbox.v1.SessionService.WatchEvents:output_type -> sandbox.v1.WatchEventsResponse
-	45, // 100: sandbox.v1.ExecService.Exec:output_type -> sandbox.v1.ExecResponse
-	49, // 101: sandbox.v1.ExecService.StreamExec:output_type -> sandbox.v1.StreamExecResponse
-	51, // 102: sandbox.v1.ExecService.GetExec:output_type -> sandbox.v1.GetExecResponse
-	54, // 103: sandbox.v1.ExecService.ListExecs:output_type -> sandbox.v1.ListExecsResponse
-	56, // 104: sandbox.v1.ExecService.CancelExec:output_type -> sandbox.v1.CancelExecResponse
-	58, // 105: sandbox.v1.GitService.Git:output_type -> sandbox.v1.GitResponse
-	60, // 106: sandbox.v1.GitService.Harvest:output_type -> sandbox.v1.HarvestResponse
-	63, // 107: sandbox.v1.NodeService.CheckNode:output_type -> sandbox.v1.CheckNodeResponse
-	68, // 108: sandbox.v1.NodeService.GetNodeInfo:output_type -> sandbox.v1.GetNodeInfoResponse
-	66, // 109: sandbox.v1.NodeService.DrainNode:output_type -> sandbox.v1.DrainNodeResponse
-	91, // [91:110] is the sub-list for method output_type
-	72, // [72:91] is the sub-list for method input_type
-	72, // [72:72] is the sub-list for extension type_name
-	72, // [72:72] is the sub-list for extension extendee
-	0,  // [0:72] is the sub-list for field type_name
+	42, // 20: sandbox.v1.Session.last_harvest:type_name -> sandbox.v1.Harvest
+	20, // 21: sandbox.v1.Session.conditions:type_name -> sandbox.v1.CommandConditions
+	76, // 22: sandbox.v1.CommandConditions.timeout:type_name -> google.protobuf.Duration
+	76, // 23: sandbox.v1.CommandConditions.max_timeout:type_name -> google.protobuf.Duration
+	6,  // 24: sandbox.v1.CreateSessionRequest.workspace:type_name -> sandbox.v1.Workspace
+	7,  // 25: sandbox.v1.CreateSessionRequest.resources:type_name -> sandbox.v1.Resources
+	8,  // 26: sandbox.v1.CreateSessionRequest.network:type_name -> sandbox.v1.Network
+	10, // 27: sandbox.v1.CreateSessionRequest.grants:type_name -> sandbox.v1.Grant
+	11, // 28: sandbox.v1.CreateSessionRequest.caches:type_name -> sandbox.v1.Cache
+	72, // 29: sandbox.v1.CreateSessionRequest.env:type_name -> sandbox.v1.CreateSessionRequest.EnvEntry
+	19, // 30: sandbox.v1.CreateSessionResponse.session:type_name -> sandbox.v1.Session
+	19, // 31: sandbox.v1.ClaimSessionResponse.session:type_name -> sandbox.v1.Session
+	19, // 32: sandbox.v1.GetSessionResponse.session:type_name -> sandbox.v1.Session
+	19, // 33: sandbox.v1.ListSessionsResponse.sessions:type_name -> sandbox.v1.Session
+	10, // 34: sandbox.v1.UpdateGrantsRequest.grants:type_name -> sandbox.v1.Grant
+	19, // 35: sandbox.v1.UpdateGrantsResponse.session:type_name -> sandbox.v1.Session
+	19, // 36: sandbox.v1.RetireSandboxResponse.session:type_name -> sandbox.v1.Session
+	13, // 37: sandbox.v1.RetireSandboxResponse.evidence:type_name -> sandbox.v1.Evidence
+	13, // 38: sandbox.v1.DeleteSessionResponse.evidence:type_name -> sandbox.v1.Evidence
+	13, // 39: sandbox.v1.DeleteWorkspaceResponse.evidence:type_name -> sandbox.v1.Evidence
+	75, // 40: sandbox.v1.Event.at:type_name -> google.protobuf.Timestamp
+	38, // 41: sandbox.v1.WatchEventsResponse.event:type_name -> sandbox.v1.Event
+	76, // 42: sandbox.v1.Usage.user_cpu:type_name -> google.protobuf.Duration
+	76, // 43: sandbox.v1.Usage.system_cpu:type_name -> google.protobuf.Duration
+	43, // 44: sandbox.v1.Harvest.conflicts:type_name -> sandbox.v1.HarvestConflict
+	5,  // 45: sandbox.v1.ExecResult.status:type_name -> sandbox.v1.ExecResult.Status
+	40, // 46: sandbox.v1.ExecResult.stdout_info:type_name -> sandbox.v1.OutputInfo
+	40, // 47: sandbox.v1.ExecResult.stderr_info:type_name -> sandbox.v1.OutputInfo
+	75, // 48: sandbox.v1.ExecResult.started_at:type_name -> google.protobuf.Timestamp
+	76, // 49: sandbox.v1.ExecResult.duration:type_name -> google.protobuf.Duration
+	41, // 50: sandbox.v1.ExecResult.usage:type_name -> sandbox.v1.Usage
+	42, // 51: sandbox.v1.ExecResult.harvest:type_name -> sandbox.v1.Harvest
+	73, // 52: sandbox.v1.ExecResult.labels:type_name -> sandbox.v1.ExecResult.LabelsEntry
+	13, // 53: sandbox.v1.ExecResult.evidence:type_name -> sandbox.v1.Evidence
+	74, // 54: sandbox.v1.ExecRequest.labels:type_name -> sandbox.v1.ExecRequest.LabelsEntry
+	44, // 55: sandbox.v1.ExecResponse.result:type_name -> sandbox.v1.ExecResult
+	45, // 56: sandbox.v1.StreamExecRequest.exec:type_name -> sandbox.v1.ExecRequest
+	1,  // 57: sandbox.v1.OutputChunk.stream:type_name -> sandbox.v1.Stream
+	49, // 58: sandbox.v1.StreamExecResponse.started:type_name -> sandbox.v1.ExecStarted
+	48, // 59: sandbox.v1.StreamExecResponse.output:type_name -> sandbox.v1.OutputChunk
+	44, // 60: sandbox.v1.StreamExecResponse.result:type_name -> sandbox.v1.ExecResult
+	0,  // 61: sandbox.v1.GetExecResponse.state:type_name -> sandbox.v1.ExecState
+	44, // 62: sandbox.v1.GetExecResponse.result:type_name -> sandbox.v1.ExecResult
+	0,  // 63: sandbox.v1.ExecSummary.state:type_name -> sandbox.v1.ExecState
+	5,  // 64: sandbox.v1.ExecSummary.status:type_name -> sandbox.v1.ExecResult.Status
+	75, // 65: sandbox.v1.ExecSummary.requested_at:type_name -> google.protobuf.Timestamp
+	54, // 66: sandbox.v1.ListExecsResponse.execs:type_name -> sandbox.v1.ExecSummary
+	44, // 67: sandbox.v1.CancelExecResponse.result:type_name -> sandbox.v1.ExecResult
+	42, // 68: sandbox.v1.GitResponse.harvest:type_name -> sandbox.v1.Harvest
+	42, // 69: sandbox.v1.HarvestResponse.harvest:type_name -> sandbox.v1.Harvest
+	2,  // 70: sandbox.v1.NodeCheck.outcome:type_name -> sandbox.v1.CheckOutcome
+	63, // 71: sandbox.v1.CheckNodeResponse.checks:type_name -> sandbox.v1.NodeCheck
+	13, // 72: sandbox.v1.DrainedSession.evidence:type_name -> sandbox.v1.Evidence
+	66, // 73: sandbox.v1.DrainNodeResponse.sessions:type_name -> sandbox.v1.DrainedSession
+	75, // 74: sandbox.v1.GetNodeInfoResponse.started_at:type_name -> google.protobuf.Timestamp
+	21, // 75: sandbox.v1.SessionService.CreateSession:input_type -> sandbox.v1.CreateSessionRequest
+	23, // 76: sandbox.v1.SessionService.ClaimSession:input_type -> sandbox.v1.ClaimSessionRequest
+	25, // 77: sandbox.v1.SessionService.GetSession:input_type -> sandbox.v1.GetSessionRequest
+	27, // 78: sandbox.v1.SessionService.ListSessions:input_type -> sandbox.v1.ListSessionsRequest
+	29, // 79: sandbox.v1.SessionService.UpdateGrants:input_type -> sandbox.v1.UpdateGrantsRequest
+	31, // 80: sandbox.v1.SessionService.RetireSandbox:input_type -> sandbox.v1.RetireSandboxRequest
+	33, // 81: sandbox.v1.SessionService.DeleteSession:input_type -> sandbox.v1.DeleteSessionRequest
+	35, // 82: sandbox.v1.SessionService.DeleteWorkspace:input_type -> sandbox.v1.DeleteWorkspaceRequest
+	37, // 83: sandbox.v1.SessionService.WatchEvents:input_type -> sandbox.v1.WatchEventsRequest
+	45, // 84: sandbox.v1.ExecService.Exec:input_type -> sandbox.v1.ExecRequest
+	47, // 85: sandbox.v1.ExecService.StreamExec:input_type -> sandbox.v1.StreamExecRequest
+	51, // 86: sandbox.v1.ExecService.GetExec:input_type -> sandbox.v1.GetExecRequest
+	53, // 87: sandbox.v1.ExecService.ListExecs:input_type -> sandbox.v1.ListExecsRequest
+	56, // 88: sandbox.v1.ExecService.CancelExec:input_type -> sandbox.v1.CancelExecRequest
+	58, // 89: sandbox.v1.GitService.Git:input_type -> sandbox.v1.GitRequest
+	60, // 90: sandbox.v1.GitService.Harvest:input_type -> sandbox.v1.HarvestRequest
+	62, // 91: sandbox.v1.NodeService.CheckNode:input_type -> sandbox.v1.CheckNodeRequest
+	68, // 92: sandbox.v1.NodeService.GetNodeInfo:input_type -> sandbox.v1.GetNodeInfoRequest
+	65, // 93: sandbox.v1.NodeService.DrainNode:input_type -> sandbox.v1.DrainNodeRequest
+	22, // 94: sandbox.v1.SessionService.CreateSession:output_type -> sandbox.v1.CreateSessionResponse
+	24, // 95: sandbox.v1.SessionService.ClaimSession:output_type -> sandbox.v1.ClaimSessionResponse
+	26, // 96: sandbox.v1.SessionService.GetSession:output_type -> sandbox.v1.GetSessionResponse
+	28, // 97: sandbox.v1.SessionService.ListSessions:output_type -> sandbox.v1.ListSessionsResponse
+	30, // 98: sandbox.v1.SessionService.UpdateGrants:output_type -> sandbox.v1.UpdateGrantsResponse
+	32, // 99: sandbox.v1.SessionService.RetireSandbox:output_type -> sandbox.v1.RetireSandboxResponse
+	34, // 100: sandbox.v1.SessionService.DeleteSession:output_type -> sandbox.v1.DeleteSessionResponse
+	36, // 101: sandbox.v1.SessionService.DeleteWorkspace:output_type -> sandbox.v1.DeleteWorkspaceResponse
+	39, // 102: sandbox.v1.SessionService.WatchEvents:output_type -> sandbox.v1.WatchEventsResponse
+	46, // 103: sandbox.v1.ExecService.Exec:output_type -> sandbox.v1.ExecResponse
+	50, // 104: sandbox.v1.ExecService.StreamExec:output_type -> sandbox.v1.StreamExecResponse
+	52, // 105: sandbox.v1.ExecService.GetExec:output_type -> sandbox.v1.GetExecResponse
+	55, // 106: sandbox.v1.ExecService.ListExecs:output_type -> sandbox.v1.ListExecsResponse
+	57, // 107: sandbox.v1.ExecService.CancelExec:output_type -> sandbox.v1.CancelExecResponse
+	59, // 108: sandbox.v1.GitService.Git:output_type -> sandbox.v1.GitResponse
+	61, // 109: sandbox.v1.GitService.Harvest:output_type -> sandbox.v1.HarvestResponse
+	64, // 110: sandbox.v1.NodeService.CheckNode:output_type -> sandbox.v1.CheckNodeResponse
+	69, // 111: sandbox.v1.NodeService.GetNodeInfo:output_type -> sandbox.v1.GetNodeInfoResponse
+	67, // 112: sandbox.v1.NodeService.DrainNode:output_type -> sandbox.v1.DrainNodeResponse
+	94, // [94:113] is the sub-list for method output_type
+	75, // [75:94] is the sub-list for method input_type
+	75, // [75:75] is the sub-list for extension type_name
+	75, // [75:75] is the sub-list for extension extendee
+	0,  // [0:75] is the sub-list for field type_name
 }
 
 func init() { file_sandbox_v1_sandbox_proto_init() }
@@ -5410,20 +5609,20 @@ func file_sandbox_v1_sandbox_proto_init() {
 	if File_sandbox_v1_sandbox_proto != nil {
 		return
 	}
-	file_sandbox_v1_sandbox_proto_msgTypes[38].OneofWrappers = []any{}
-	file_sandbox_v1_sandbox_proto_msgTypes[43].OneofWrappers = []any{
+	file_sandbox_v1_sandbox_proto_msgTypes[39].OneofWrappers = []any{}
+	file_sandbox_v1_sandbox_proto_msgTypes[44].OneofWrappers = []any{
 		(*StreamExecResponse_Started)(nil),
 		(*StreamExecResponse_Output)(nil),
 		(*StreamExecResponse_Result)(nil),
 	}
-	file_sandbox_v1_sandbox_proto_msgTypes[51].OneofWrappers = []any{}
+	file_sandbox_v1_sandbox_proto_msgTypes[52].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_sandbox_v1_sandbox_proto_rawDesc), len(file_sandbox_v1_sandbox_proto_rawDesc)),
 			NumEnums:      6,
-			NumMessages:   68,
+			NumMessages:   69,
 			NumExtensions: 0,
 			NumServices:   4,
 		},
