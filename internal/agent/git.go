@@ -116,7 +116,7 @@ func didAnything(h gitview.Harvest) bool {
 // nothing to do.
 func (s *session) settle() gitview.Harvest {
 	h := s.harvest(context.Background())
-	if !didAnything(h) {
+	if !didAnything(h) && !s.standsUnrecorded(h) {
 		return h
 	}
 	point("settle.harvested")
@@ -124,6 +124,15 @@ func (s *session) settle() gitview.Harvest {
 		s.log.Error("harvest not recorded", "error", err)
 	}
 	return h
+}
+
+// standsUnrecorded says whether the session's record does not show the conflicts that stand: the agent that was told of
+// them was killed before it wrote them down.
+func (s *session) standsUnrecorded(h gitview.Harvest) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	last := s.rec.LastHarvest
+	return len(h.Standing) > 0 && (last == nil || len(last.Whole().Conflicts) == 0)
 }
 
 // Git runs a Git command of the allow-list in the session's jail, when its turn has come: it never runs beside a command.
@@ -193,7 +202,8 @@ func viewError(err error) error {
 	return fmt.Errorf("%w: %w", ErrPrecondition, err)
 }
 
-// Harvest brings the session's Git work to the base clone now, for example after a conflict was resolved there.
+// Harvest brings the session's Git work to the base clone now, for example after a conflict was resolved there. Its answer
+// has all conflicts that stand, also those that an earlier one told of.
 func (a *Agent) Harvest(ctx context.Context, r *sandboxv1.HarvestRequest) (*sandboxv1.Harvest, error) {
 	s, err := a.find(r.GetSessionId())
 	if err != nil {
@@ -201,7 +211,11 @@ func (a *Agent) Harvest(ctx context.Context, r *sandboxv1.HarvestRequest) (*sand
 	}
 	var out *sandboxv1.Harvest
 	err = s.trusted(ctx, r.GetOwnerEpoch(), func() error {
-		out = harvestProto(s.settle())
+		// What was done about a conflict in the base clone is seen only then.
+		if err := s.refresh(s.agent.ctx); err != nil {
+			return err
+		}
+		out = harvestProto(s.settle().Whole())
 		return nil
 	})
 	if err != nil {

@@ -256,7 +256,7 @@ func (r *sessionRecord) proto() *sandboxv1.Session {
 	}
 	s.LeftOut = findingsProto(r.LeftOut)
 	if r.LastHarvest != nil {
-		s.LastHarvest = harvestProto(*r.LastHarvest)
+		s.LastHarvest = harvestProto(r.LastHarvest.Whole())
 	}
 	return s
 }

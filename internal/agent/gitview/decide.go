@@ -3,7 +3,6 @@ package gitview
 import (
 	"fmt"
 	"maps"
-	"regexp"
 	"slices"
 	"strings"
 )
@@ -116,42 +115,6 @@ func (d decision) mine(ref, before string) bool {
 	}
 }
 
-var (
-	// pseudoRef are the names that Git gives what is no branch: HEAD, FETCH_HEAD, ORIG_HEAD.
-	pseudoRef = regexp.MustCompile(`^[A-Z_]+$`)
-	// shortID is what Git takes for an object.
-	shortID = regexp.MustCompile(`^[0-9a-fA-F]{4,64}$`)
-)
-
-// withheld says why a new branch stays below refs/sandboxes/: where Git takes its name before or instead of one that the
-// host's people use for something else, "git merge origin/main" would be the session's. Empty: nothing is against it.
-func (d decision) withheld(ref, before string) string {
-	name, isBranch := strings.CutPrefix(ref, heads)
-	switch {
-	case !isBranch || before != "" || ref == d.branch || d.created[ref]:
-		return ""
-	case strings.HasPrefix(name, "-"): // every command would take it for an option
-		return "it begins with -"
-	case name == "@" || pseudoRef.MatchString(name):
-		return "Git has a meaning of its own for that name"
-	case strings.HasPrefix(name, "refs/"):
-		return "it looks like a ref's full name"
-	case shortID.MatchString(name):
-		return "it looks like a commit's id"
-	}
-	for _, dir := range append(slices.Collect(foldersOf(name)), name) {
-		if d.remotes[dir] {
-			return "the base clone has a remote " + dir
-		}
-	}
-	for _, other := range []string{"refs/tags/" + name, "refs/remotes/" + name, "refs/" + name} {
-		if d.base[other] != "" || d.symbolic[other] != "" {
-			return "the base clone has " + other
-		}
-	}
-	return ""
-}
-
 // remotes are those of the base clone's configuration and those that it has refs of.
 func (v *View) remotes(base snapshot) map[string]bool {
 	out := map[string]bool{}
@@ -185,9 +148,9 @@ func (d decision) clash(ref, before, now, base string) (string, error) {
 	case before == "":
 		return fmt.Sprintf("the base clone got another %s meanwhile: give the session's another name (git branch -m), or merge what is there (git merge %s)", ref, base), nil
 	case now == "":
-		return fmt.Sprintf("the session deleted %s, which was moved in the base clone to %s: delete it there, or take it back in the session (git branch %s %[2]s)", ref, base, strings.TrimPrefix(ref, heads)), nil
+		return fmt.Sprintf("the session deleted %s, which was moved in the base clone to %s: delete it there, or take it back in the session (git branch %s %[2]s)", ref, base, word(strings.TrimPrefix(ref, heads))), nil
 	case base == "":
-		return fmt.Sprintf("%s was deleted in the base clone: make it there again (git update-ref %[1]s %s), or give the session's another name (git branch -m)", ref, now), nil
+		return fmt.Sprintf("%s was deleted in the base clone: make it there again (git update-ref %s %s), or give the session's another name (git branch -m)", ref, word(ref), now), nil
 	}
 	ff, err := d.isAncestor(base, now)
 	if err != nil || ff {

@@ -44,9 +44,10 @@ func (v *View) Harvest(ctx context.Context) Harvest {
 	if err != nil {
 		v.settled = false
 		v.state.Pending = true
-		h.Status, h.Refs = Failed, nil
+		h.Status, h.Refs, h.Standing = Failed, nil, v.state.Told
 		h.say(err.Error())
 	}
+	h.speakable()
 	return h.Harvest
 }
 
@@ -96,7 +97,7 @@ func (h *harvest) run(ctx context.Context) error {
 	h.Status = Unchanged
 	h.changed = before.changed(now)
 	if len(h.changed) == 0 && !v.state.Pending {
-		v.settled = true
+		v.settled, h.Standing = true, v.state.Told
 		return nil
 	}
 	h.j = v.jails(ctx)
@@ -530,7 +531,7 @@ func (h *harvest) elsewhere(ctx context.Context) (map[string]string, error) {
 
 // mirrorName is where a ref of the session is kept in the base clone, so that its gc keeps what the ref needs.
 func mirrorName(session, ref string) string {
-	return mirrorOf(session) + "/" + strings.TrimPrefix(ref, "refs/")
+	return mirrorOf(session) + "/" + inUTF8(strings.TrimPrefix(ref, "refs/"))
 }
 
 // mirrorOf is the folder of a session's refs. A session's id may have dots where a ref's name can't ("a..b", "x.lock").
@@ -656,7 +657,7 @@ func (h *harvest) finish(ctx context.Context) error {
 		}
 	}
 	h.keepApart()
-	h.Conflicts = append(h.verdict.conflicts, h.Conflicts...)
+	resolved := h.tellOnce()
 	if len(h.verdict.lost) > 0 {
 		h.say("not moved, for want of their objects: %s", strings.Join(h.verdict.lost, ", "))
 	}
@@ -669,7 +670,7 @@ func (h *harvest) finish(ctx context.Context) error {
 		h.Status = Conflicts
 	case v.state.HeldBack != "":
 		h.Status = Failed
-	case h.wrote:
+	case h.wrote || resolved:
 		h.Status = Harvested
 	}
 	if v.state.HeldBack != "" {
@@ -689,6 +690,28 @@ func (h *harvest) finish(ctx context.Context) error {
 	v.before = print{}
 	step("after the state")
 	return nil
+}
+
+// tellOnce tells conflicts of refs that were told already from those that are news, which another value on either side
+// makes them, and says whether one that was told is there no more. Those of HEAD and index are over when they are told.
+func (h *harvest) tellOnce() (resolved bool) {
+	v := h.v
+	same := func(a, b Conflict) bool { return a.Ref == b.Ref && a.BaseID == b.BaseID && a.SessionID == b.SessionID }
+	among := func(list []Conflict, c Conflict) bool {
+		return slices.ContainsFunc(list, func(x Conflict) bool { return same(x, c) })
+	}
+	var news []Conflict
+	for _, c := range h.verdict.conflicts {
+		if among(v.state.Told, c) {
+			h.Standing = append(h.Standing, c)
+		} else {
+			news = append(news, c)
+		}
+	}
+	resolved = slices.ContainsFunc(v.state.Told, func(c Conflict) bool { return !among(h.verdict.conflicts, c) })
+	h.Conflicts = append(news, h.Conflicts...)
+	v.state.Told = h.verdict.conflicts
+	return resolved
 }
 
 // keepApart takes note of what the base clone has otherwise than the session, so that it is news only once.

@@ -61,6 +61,8 @@ type state struct {
 	// Apart are the base clone's values of refs that it had changed otherwise than the session, when Base was taken; empty
 	// for one that it has no more.
 	Apart refs `json:"apart,omitempty"`
+	// Told are the conflicts of refs that harvests have told of, as long as they are there.
+	Told []Conflict `json:"told,omitempty"`
 	// Clean is the private folder's print when all of it had been harvested; Base the base clone's when all of it had been
 	// brought in.
 	Clean print `json:"clean"`

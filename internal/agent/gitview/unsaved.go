@@ -54,14 +54,31 @@ func (v *View) unsavedCommits(ctx context.Context) (out []string, err error) {
 	if err != nil {
 		return nil, err
 	}
+	names := sortedKeys(tips)
+	more := len(names) - mostLooked
+	names = names[:min(len(names), mostLooked)]
+	ids := make([]string, 0, len(names))
+	for _, name := range names {
+		if tips[name] != "" {
+			ids = append(ids, tips[name])
+		}
+	}
+	types, err := objectTypes(ctx, base, ids)
+	if err != nil {
+		return nil, err
+	}
 	saved := map[string]bool{}
-	for i, name := range sortedKeys(tips) {
+	for _, name := range names {
 		id := tips[name]
 		if id == "" || saved[id] {
 			continue
 		}
-		if i >= mostLooked {
-			return append(out, fmt.Sprintf("%d more refs of the session were not looked at.", len(tips)-mostLooked)), nil
+		if kind := types[id]; kind != "" && kind != "commit" {
+			lost, err := unsavedObject(ctx, base, name, id, kind)
+			if err != nil {
+				return nil, err
+			}
+			out = append(out, lost...)
 		}
 		r, err := base.Do(ctx, gitjail.Call{Args: []string{"rev-list", "--max-count=1", id, "--not", "--branches", "--tags", "--remotes"}})
 		if err != nil {
@@ -71,7 +88,20 @@ func (v *View) unsavedCommits(ctx context.Context) (out []string, err error) {
 			out = append(out, fmt.Sprintf("No branch or tag of the base clone has the commits of the session's %s (%s).", name, id))
 		}
 	}
+	if more > 0 {
+		out = append(out, fmt.Sprintf("%d more refs of the session were not looked at.", more))
+	}
 	return out, nil
+}
+
+// unsavedObject finds what a ref names that is no commit, and that the base clone has no ref of: an annotated tag says more
+// than the commit that it is of, which a branch may have.
+func unsavedObject(ctx context.Context, base *gitjail.Session, name, id, kind string) ([]string, error) {
+	same, err := base.Run(ctx, "for-each-ref", "--count=1", "--points-at="+id, "refs/heads/", "refs/tags/", "refs/remotes/")
+	if err != nil || same != "" {
+		return nil, err
+	}
+	return []string{fmt.Sprintf("No branch or tag of the base clone is the session's %s, a %s (%s): git tag NAME %[3]s in the base clone keeps it.", name, kind, id)}, nil
 }
 
 func sharedHead(ctx context.Context, v *View, j *jails) (string, error) {

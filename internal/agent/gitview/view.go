@@ -72,8 +72,11 @@ const (
 type Harvest struct {
 	Status string `json:"status"`
 	// Refs of the base clone that were written.
-	Refs      []string   `json:"refs,omitempty"`
+	Refs []string `json:"refs,omitempty"`
+	// Conflicts are those that no earlier harvest told of.
 	Conflicts []Conflict `json:"conflicts,omitempty"`
+	// Standing are conflicts that an earlier harvest told of, and that were there when the refs were last compared.
+	Standing []Conflict `json:"standing,omitempty"`
 	// Objects that were brought over.
 	Objects uint64 `json:"objects,omitempty"`
 	// StaleLocks are lock files that a command left behind and that were removed, absolute paths.
