@@ -27,7 +27,7 @@ type execution struct {
 
 	mu  sync.Mutex
 	run *nsexec.Running // nil until it has started
-	// cancelled is set by a Cancel that came before the start.
+	// cancelled: nothing of it is started any more.
 	cancelled bool
 
 	// Set before done is closed.
@@ -39,8 +39,8 @@ type execution struct {
 func (e *execution) cancel() error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
+	e.cancelled = true
 	if e.run == nil {
-		e.cancelled = true
 		return nil
 	}
 	return e.run.Cancel()
@@ -58,7 +58,7 @@ func (c *connection) Exec(ctx context.Context, req *receiptdv1.ExecRequest, srv 
 	if run != nil {
 		// Here and not on a goroutine of its own: each one that has to be woken costs a command 50 to 100 µs on an idle
 		// machine. A connection that is lost does not end it.
-		c.server.see(e, run, req)
+		c.see(e, run, req)
 	}
 	if err := <-sent; err != nil {
 		return err
@@ -82,6 +82,21 @@ func (c *connection) start(req *receiptdv1.ExecRequest) (*execution, *nsexec.Run
 		return e, nil, nil
 	}
 	return e, run, nil
+}
+
+// startAgain gives a command that its first pid1 never read to another one, as if it came now: under the same lock, and
+// only if its connection is still the newest, so that an Init that was answered in between keeps its word (promise P6).
+func (c *connection) startAgain(e *execution, req *receiptdv1.ExecRequest) (*nsexec.Running, error) {
+	s := c.server
+	s.starting.Lock()
+	defer s.starting.Unlock()
+	s.mu.Lock()
+	err := c.admit(req.GetAttachEpoch())
+	s.mu.Unlock()
+	if err != nil {
+		return nil, errors.New(status.Convert(err).Message())
+	}
+	return s.launch(e, req)
 }
 
 // register checks an exec and makes it the running one (promise P4).
@@ -128,11 +143,12 @@ func (s *Server) checkRequest(req *receiptdv1.ExecRequest) error {
 func (s *Server) launch(e *execution, req *receiptdv1.ExecRequest) (*nsexec.Running, error) {
 	r := s.request(e, req)
 	var last error
-	// A waiting pid1 may have been killed since it was made (the node out of memory): one more try with a fresh one.
+	// A pid1 may have been killed while it waited, or was made (the node out of memory): one more try with a fresh one.
 	for range 2 {
 		p, err := s.prepared.take()
 		if err != nil {
-			return nil, err
+			last = err
+			continue
 		}
 		e.mu.Lock()
 		if e.cancelled {
@@ -184,11 +200,27 @@ func environ(lists ...[]*receiptdv1.EnvVar) []string {
 	return out
 }
 
-// see waits for the boundary and writes the receipt. The order is design.md's, section 3 step 6.
-func (s *Server) see(e *execution, run *nsexec.Running, req *receiptdv1.ExecRequest) {
-	stop := s.prepared.refillAfter(prepareDelay)
+// boundary waits for the command's end. One whose pid1 was killed before the command was read is run by another; when that
+// happens twice, somebody is at work, and it is said instead.
+func (c *connection) boundary(e *execution, run *nsexec.Running, req *receiptdv1.ExecRequest) nsexec.Result {
+	stop := c.server.prepared.refillAfter(prepareDelay)
+	defer stop()
 	res := run.Wait()
-	stop()
+	if !res.Untouched {
+		return res
+	}
+	logf("exec %s: %s: trying another pid1", e.id, res.NotStarted)
+	again, err := c.startAgain(e, req)
+	if err != nil {
+		res.NotStarted = join(res.NotStarted, err.Error())
+		return res
+	}
+	return again.Wait()
+}
+
+// see waits for the boundary and writes the receipt. The order is design.md's, section 3 step 6.
+func (c *connection) see(e *execution, run *nsexec.Running, req *receiptdv1.ExecRequest) {
+	s, res := c.server, c.boundary(e, run, req)
 	if res.NotStarted != "" {
 		e.notStarted = res.NotStarted
 		s.finish(e)

@@ -12,6 +12,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -376,6 +377,183 @@ func TestP6AnOlderConnectionNeverStartsAnything(t *testing.T) {
 	other.Identity.Generation = 4
 	_, err = s.dial().Init(context.Background(), other)
 	require.Equal(t, codes.FailedPrecondition, status.Code(err), "another sandbox's agent")
+}
+
+// processes are those of the sandbox with this argument 0.
+func (s *sandbox) processes(name string) (pids []int) {
+	s.t.Helper()
+	net, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/net", s.cmd.Process.Pid))
+	require.NoError(s.t, err)
+	dirs, err := filepath.Glob("/proc/[0-9]*")
+	require.NoError(s.t, err)
+	for _, dir := range dirs {
+		theirs, _ := os.Readlink(dir + "/ns/net")
+		cmdline, _ := os.ReadFile(dir + "/cmdline")
+		if arg, _, _ := strings.Cut(string(cmdline), "\x00"); theirs != net || arg != name {
+			continue
+		}
+		pid, err := strconv.Atoi(filepath.Base(dir))
+		require.NoError(s.t, err)
+		pids = append(pids, pid)
+	}
+	return pids
+}
+
+// waiting gives the one pid1 that waits for a command, and its launcher.
+func (s *sandbox) waiting() (pid1, launcher int) {
+	s.t.Helper()
+	require.Eventually(s.t, func() bool {
+		return len(s.processes("pid1")) == 1 && len(s.processes("pid1-launcher")) == 1
+	}, 10*time.Second, time.Millisecond)
+	return s.processes("pid1")[0], s.processes("pid1-launcher")[0]
+}
+
+func TestP6APid1ThatIsKilledWhileItWaitsCostsNoCommand(t *testing.T) {
+	s := startSandbox(t)
+	for n := range 5 { // one that waits, or one that is just being made
+		for _, pid := range s.processes("pid1-launcher") {
+			_ = unix.Kill(pid, unix.SIGSTOP) // it is not to be faster than the kill
+		}
+		for _, pid := range s.processes("pid1") {
+			_ = unix.Kill(pid, unix.SIGKILL)
+		}
+		id := fmt.Sprintf("e%d", n)
+		o := s.exec(s.request(id, "echo ran"))
+		require.Equal(t, "ran\n", o.stdout, "%v", o)
+		require.Equal(t, receipt.Exited, s.receipt(id).Status)
+	}
+}
+
+// The worst moment: the command has been handed over, and its launcher, which SIGSTOP keeps from it, has not read it.
+func TestP6ACommandThatItsPid1NeverReadIsRunByAnother(t *testing.T) {
+	s := startSandbox(t)
+	pid1, launcher := s.waiting()
+	require.NoError(t, unix.Kill(launcher, unix.SIGSTOP))
+	stream, err := s.client.Exec(context.Background(), s.request("e1", "echo ran >> "+s.dir+"/ran; echo ran"))
+	require.NoError(t, err)
+	// The next one is made only once the command has been handed to this one.
+	require.Eventually(t, func() bool { return len(s.processes("pid1")) == 2 }, 10*time.Second, time.Millisecond)
+	require.NoError(t, os.Chmod(s.dir, 0o777))
+	require.NoError(t, unix.Kill(pid1, unix.SIGKILL))
+	require.Equal(t, "ran\n", read(stream).stdout)
+	require.Equal(t, receipt.Exited, s.receipt("e1").Status)
+	ran, err := os.ReadFile(s.dir + "/ran")
+	require.NoError(t, err)
+	require.Equal(t, "ran\n", string(ran), "once")
+}
+
+// A newer connection that comes in between has the last word: the old one's command is not begun anew.
+func TestP6ACommandThatItsPid1NeverReadIsNotRunForAnOlderConnection(t *testing.T) {
+	s := startSandbox(t)
+	pid1, launcher := s.waiting()
+	require.NoError(t, unix.Kill(launcher, unix.SIGSTOP))
+	_, err := s.client.Exec(context.Background(), s.request("e1", "echo ran"))
+	require.NoError(t, err)
+	require.Eventually(t, func() bool { return len(s.processes("pid1")) == 2 }, 10*time.Second, time.Millisecond)
+	newer, _, _ := s.attach(2)
+	require.NoError(t, unix.Kill(pid1, unix.SIGKILL))
+	info, err := newer.Info(context.Background(), &receiptdv1.InfoRequest{AttachEpoch: 2, ExecId: "e1", WaitMs: 20_000})
+	require.NoError(t, err)
+	require.Equal(t, receiptdv1.ExecKnowledge_NEVER_SEEN, info.GetExec(), "and so it is answered NOT_STARTED")
+}
+
+// An Init waits for what an older connection is just starting, and what comes after that one never starts. The start is
+// made to last: the launcher is stopped, and the command's environment is more than its socket takes at once.
+func TestP6AnInitIsNotAnsweredWhileAnOlderConnectionStartsSomething(t *testing.T) {
+	s := startSandbox(t)
+	_, launcher := s.waiting()
+	require.NoError(t, unix.Kill(launcher, unix.SIGSTOP))
+	first := s.request("first", "echo ran")
+	for n := range 8 {
+		first.Env = append(first.Env, &receiptdv1.EnvVar{Name: fmt.Sprintf("V%d", n), Value: strings.Repeat("x", 100_000)})
+	}
+	_, err := s.client.Exec(context.Background(), first)
+	require.NoError(t, err)
+	info := func() receiptdv1.ExecKnowledge {
+		res, err := s.client.Info(context.Background(), &receiptdv1.InfoRequest{AttachEpoch: 1, ExecId: "first"})
+		require.NoError(t, err)
+		return res.GetExec()
+	}
+	require.Eventually(t, func() bool { return info() == receiptdv1.ExecKnowledge_RUNNING }, 10*time.Second, time.Millisecond)
+	_, err = s.client.Exec(context.Background(), s.request("late", "echo late"))
+	require.NoError(t, err)
+	newer := s.dial()
+	answered := make(chan *receiptdv1.InitResponse, 1)
+	go func() {
+		res, err := newer.Init(context.Background(), s.initRequest(2))
+		if err != nil {
+			res = nil
+		}
+		answered <- res
+	}()
+	for range 200 { // receiptd answers everything else meanwhile
+		require.Equal(t, receiptdv1.ExecKnowledge_RUNNING, info())
+		require.Empty(t, answered, "the older connection's start is not over")
+	}
+	require.NoError(t, unix.Kill(launcher, unix.SIGCONT))
+	res := <-answered
+	require.NotNil(t, res)
+	if res.GetRunningExecId() == "" { // it has ended since
+		require.NotEmpty(t, res.GetLastReceiptSha256())
+	} else {
+		require.Equal(t, "first", res.GetRunningExecId())
+	}
+	for id, want := range map[string]receiptdv1.ExecKnowledge{"first": receiptdv1.ExecKnowledge_RECEIPTED, "late": receiptdv1.ExecKnowledge_NEVER_SEEN} {
+		known, err := newer.Info(context.Background(), &receiptdv1.InfoRequest{AttachEpoch: 2, ExecId: id, WaitMs: 20_000})
+		require.NoError(t, err)
+		require.Equal(t, want, known.GetExec(), id)
+	}
+}
+
+// A request that lies in an old connection when the newer Init comes has started when that is answered, or never does.
+// receiptd is stopped until both are written, so that it may take them in either order.
+func TestP6ARequestOnAnOldConnectionStartsBeforeTheNewerInitIsAnsweredOrNever(t *testing.T) {
+	s := startSandbox(t)
+	require.NoError(t, os.Chmod(s.dir, 0o777))
+	before := 0
+	const rounds = 10
+	for n := range rounds {
+		id := fmt.Sprintf("e%d", n)
+		old, epoch := s.client, s.epoch
+		newer := s.dial()
+		require.NoError(t, s.cmd.Process.Signal(unix.SIGSTOP))
+		// Both clients write before they give up waiting for an answer.
+		stream, err := old.Exec(context.Background(), s.request(id, "echo ran >> "+s.dir+"/"+id))
+		require.NoError(t, err)
+		answered := make(chan *receiptdv1.InitResponse, 1)
+		go func() {
+			res, err := newer.Init(context.Background(), s.initRequest(epoch+1))
+			if err != nil {
+				res = nil
+			}
+			answered <- res
+		}()
+		require.NoError(t, s.cmd.Process.Signal(unix.SIGCONT))
+		res := <-answered
+		require.NotNil(t, res)
+		s.client, s.epoch = newer, epoch+1
+		started := res.GetRunningExecId() == id || res.GetLastReceiptSha256() != "" && s.has(id)
+		_ = read(stream)
+		known, err := newer.Info(context.Background(), &receiptdv1.InfoRequest{AttachEpoch: s.epoch, ExecId: id, WaitMs: 20_000})
+		require.NoError(t, err)
+		require.NotNil(t, s.exec(s.request("after-"+id, "true")).done, "by then an earlier command has come to its end")
+		if started {
+			before++
+			require.Equal(t, receiptdv1.ExecKnowledge_RECEIPTED, known.GetExec())
+			require.FileExists(t, s.dir+"/"+id)
+		} else {
+			require.Equal(t, receiptdv1.ExecKnowledge_NEVER_SEEN, known.GetExec())
+			require.NoFileExists(t, s.dir+"/"+id)
+			require.False(t, s.has(id))
+		}
+	}
+	t.Logf("%d of %d started before the newer Init was answered, the rest never", before, rounds)
+}
+
+// has says whether there is a receipt.
+func (s *sandbox) has(id string) bool {
+	_, err := os.Stat(filepath.Join(s.receipts, id+".json"))
+	return err == nil
 }
 
 func TestACommandGoesOnWhenItsConnectionDoesNot(t *testing.T) {

@@ -239,6 +239,80 @@ func TestAPreparedPid1ThatDiedMeansNotStarted(t *testing.T) {
 	require.ErrorIs(t, err, ErrNotStarted)
 }
 
+// launcherOf is the launcher of a prepared pid1: the only other process of its namespace.
+func launcherOf(t *testing.T, p *Prepared) int {
+	t.Helper()
+	for _, found := range processesIn(t, p.ns) {
+		var pid int
+		_, err := fmt.Sscanf(found, "/proc/%d/", &pid)
+		require.NoError(t, err)
+		if pid != p.pid {
+			return pid
+		}
+	}
+	t.Fatal("a prepared pid1 has no launcher")
+	return 0
+}
+
+// The worst moment: the command is in the launcher's socket, and the launcher has not read it. It is made to last by SIGSTOP.
+func TestP6ACommandThatNobodyReadBeforePid1WasKilledCertainlyNeverRan(t *testing.T) {
+	for name, victim := range map[string]func(*Prepared, int) int{
+		"pid1":         func(p *Prepared, _ int) int { return p.pid },
+		"the launcher": func(_ *Prepared, launcher int) int { return launcher },
+	} {
+		t.Run(name, func(t *testing.T) {
+			v := testView(t)
+			p, err := v.Prepare()
+			require.NoError(t, err)
+			launcher := launcherOf(t, p)
+			require.NoError(t, unix.Kill(launcher, unix.SIGSTOP))
+			running, err := p.Start(request("echo ran"))
+			require.NoError(t, err, "nothing is to be seen yet")
+			require.NoError(t, unix.Kill(victim(p, launcher), unix.SIGKILL))
+			res := running.Wait()
+			require.True(t, res.Untouched)
+			require.Contains(t, res.NotStarted, "before it had read the command")
+			require.Zero(t, res.Stdout.Total())
+		})
+	}
+}
+
+// The control case: one that was read may have run, although it is killed before it has said a word.
+func TestP2ACommandThatWasReadMayHaveRun(t *testing.T) {
+	v := testView(t)
+	r, begun := request("echo ran; sleep 300"), make(chan struct{}, 1)
+	r.Stdout = func(uint64, []byte) { begun <- struct{}{} }
+	running := start(t, v, r)
+	<-begun
+	running.Kill()
+	res := running.Wait()
+	require.False(t, res.Untouched)
+	require.Empty(t, res.NotStarted)
+}
+
+func TestTheLastWordOfALauncher(t *testing.T) {
+	failed := wire.Failed{Reason: "no folder"}.Encode()
+	for _, c := range []struct {
+		name       string
+		kind       wire.Kind
+		body       []byte
+		err        error
+		notStarted string
+		untouched  bool
+	}{
+		{name: "became the command", err: wire.ErrClosed},
+		{name: "did not get to read it", err: fmt.Errorf("read: %w", unix.ECONNRESET), untouched: true,
+			notStarted: "the waiting pid1 or its launcher was killed before it had read the command"},
+		{name: "could not", kind: wire.KindFailed, body: failed, notStarted: "no folder"},
+		{name: "nothing was to be had in time", err: os.ErrDeadlineExceeded},
+		{name: "something else", kind: wire.KindReady},
+	} {
+		notStarted, untouched := lastWord(c.kind, c.body, c.err)
+		require.Equal(t, c.notStarted, notStarted, c.name)
+		require.Equal(t, c.untouched, untouched, c.name)
+	}
+}
+
 func isZombie(pid int) bool {
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	return err == nil && bytes.Contains(b, []byte(") Z "))

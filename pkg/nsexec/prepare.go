@@ -191,6 +191,25 @@ func namespaceInode(pid int) (uint64, error) {
 	return inode, nil
 }
 
+// ended says whether pid1 or the launcher is gone, or going: while they wait, neither says anything.
+func (p *Prepared) ended() bool {
+	return speaks(p.ctl) || speaks(p.launch)
+}
+
+// speaks says whether there is something to read from a socket, or its other end is closed.
+func speaks(f *os.File) bool {
+	raw, err := f.SyscallConn()
+	if err != nil {
+		return true
+	}
+	n := 0
+	var pollErr error
+	err = raw.Control(func(fd uintptr) {
+		n, pollErr = unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 0)
+	})
+	return err != nil || pollErr != nil && pollErr != unix.EINTR || n > 0
+}
+
 // Discard ends a Prepared that is not needed.
 func (p *Prepared) Discard() {
 	p.kill()

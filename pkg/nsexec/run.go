@@ -1,6 +1,7 @@
 package nsexec
 
 import (
+	"errors"
 	"fmt"
 	"sync"
 	"sync/atomic"
@@ -52,6 +53,9 @@ type Result struct {
 	Report *wire.Report
 	// NotStarted, when not empty, says why the launcher could not become the command: it certainly never ran.
 	NotStarted string
+	// Untouched comes with NotStarted when it is no fault of the command's or the sandbox's: the launcher ended before it
+	// had read the command, so another pid1 may run it.
+	Untouched bool
 	// Pid1 is what wait4 said of it.
 	Pid1               string
 	Namespace          uint64
@@ -67,8 +71,13 @@ type Result struct {
 	Cancelled          bool // pid1 was asked to end the command before its end was seen
 }
 
-// Start hands the command over. An error wraps ErrNotStarted: the Prepared is gone and the command never ran.
+// Start hands the command over. An error wraps ErrNotStarted: the Prepared is gone and the command never ran. Without one it
+// may run, unless Wait's result says NotStarted.
 func (p *Prepared) Start(req Request) (*Running, error) {
+	if p.ended() {
+		p.Discard()
+		return nil, fmt.Errorf("%w: the waiting pid1 has ended", ErrNotStarted)
+	}
 	r := &Running{p: p, req: req, oomBefore: p.slot.oomKills(), hasPeak: p.slot.resetPeak()}
 	r.stdout, r.stderr = NewCapture(req.OutputBytes), NewCapture(req.OutputBytes)
 	arm := wire.Arm{TimeoutMS: uint64(req.Timeout.Milliseconds()), GraceMS: uint64(req.Grace.Milliseconds())}
@@ -124,7 +133,7 @@ func (r *Running) Wait() Result {
 	res.Report = r.report()
 	res.Pid1 = describe(status)
 	res.DrainError = r.drain()
-	res.NotStarted = r.launcherFailure()
+	res.NotStarted, res.Untouched = r.launcherFailure()
 	res.Cgroup = r.p.slot.Empty()
 	if r.hasPeak {
 		res.PeakMemory = r.p.slot.peak()
@@ -181,17 +190,26 @@ func (r *Running) drain() error {
 }
 
 // launcherFailure reads what the launcher left in its socket. execve closes that without a word.
-func (r *Running) launcherFailure() string {
+func (r *Running) launcherFailure() (notStarted string, untouched bool) {
 	_ = r.p.launch.SetReadDeadline(time.Now().Add(drainTime))
-	kind, body, err := wire.Read(r.p.launch)
-	if err != nil || kind != wire.KindFailed {
-		return ""
+	return lastWord(wire.Read(r.p.launch))
+}
+
+// lastWord is what the end of a launcher's socket says: why the command certainly never ran, empty if it may have. untouched:
+// because the launcher had not read it. The kernel says that by ECONNRESET: the other end was closed with something unread in
+// it (unix_release_sock in net/unix/af_unix.c), and a launcher executes nothing before it has read all.
+func lastWord(kind wire.Kind, body []byte, err error) (notStarted string, untouched bool) {
+	switch {
+	case errors.Is(err, unix.ECONNRESET):
+		return "the waiting pid1 or its launcher was killed before it had read the command", true
+	case err != nil || kind != wire.KindFailed:
+		return "", false
 	}
 	failed, err := wire.DecodeFailed(body)
 	if err != nil {
-		return "the launcher failed and its reason does not decode: " + err.Error()
+		return "the launcher failed and its reason does not decode: " + err.Error(), false
 	}
-	return failed.Reason
+	return failed.Reason, false
 }
 
 // account takes from pid1's rusage, which covers all it reaped, what was used before the command and by pid1 itself.
