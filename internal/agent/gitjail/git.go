@@ -79,8 +79,12 @@ type Call struct {
 	Stdout io.Writer
 	// Env is added to the jail's.
 	Env []string
+	// Dir is another working folder than the jail's, as the jail sees it; empty is the jail's.
+	Dir string
 	// Timeout is for a call that needs another one than the jail's; 0 is that.
 	Timeout time.Duration
+	// Output is for a call of which more is kept than of the jail's others, bytes of each stream; 0 is the jail's.
+	Output int
 }
 
 // Result is what a run of Git gave.
@@ -91,31 +95,36 @@ type Result struct {
 	Truncated bool
 }
 
-// boundedBuffer keeps the first max bytes and swallows the rest, so that Git never blocks on a full pipe.
+// boundedBuffer keeps the first max bytes and swallows the rest, so that Git never blocks on a full pipe. It does not embed
+// its buffer: io.Copy would take that one's ReadFrom, which knows no bound.
 type boundedBuffer struct {
-	bytes.Buffer
-	max int
-	cut bool
+	kept bytes.Buffer
+	max  int
+	cut  bool
 }
 
 func (b *boundedBuffer) Write(p []byte) (int, error) {
 	n := len(p)
-	if room := b.max - b.Len(); n > room {
+	if room := b.max - b.kept.Len(); n > room {
 		p, b.cut = p[:max(room, 0)], true
 	}
-	b.Buffer.Write(p)
+	b.kept.Write(p)
 	return n, nil
 }
+
+func (b *boundedBuffer) Bytes() []byte { return b.kept.Bytes() }
+
+func (b *boundedBuffer) String() string { return b.kept.String() }
 
 // Do runs Git and gives what it answered, whatever its exit code. It fails with ErrGit when the jail could not be made,
 // the time was up, or ctx ended; Git and everything that it started have ended then.
 func (j Jail) Do(ctx context.Context, c Call) (Result, error) {
-	timeout, keep := j.timeout(c), j.keep()
+	timeout, keep := j.timeout(c), j.keep(c)
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, "/proc/self/exe", c.Args...)
 	cmd.Args[0] = jailName
-	cmd.Env = append(append(append(gitguard.Env(), j.Env...), c.Env...), jailSpec{Owner: j.Owner, Dir: j.Dir, Mounts: j.Mounts}.variable())
+	cmd.Env = append(append(append(gitguard.Env(), j.Env...), c.Env...), jailSpec{Owner: j.Owner, Dir: j.dir(c), Mounts: j.Mounts}.variable())
 	stdout, stderr := &boundedBuffer{max: keep}, &boundedBuffer{max: min(keep, stderrOutput)}
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = c.Stdin, stdout, stderr
 	if c.Stdout != nil {
@@ -128,17 +137,19 @@ func (j Jail) Do(ctx context.Context, c Call) (Result, error) {
 	// PR_SET_PDEATHSIG in the jail is about the thread that forks it: that one must stay.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
+	made.jails.Add(1)
+	made.runs.Add(1)
 	err := cmd.Run()
 	said := withoutAdvice(stderr.String())
 	var exit *exec.ExitError
 	switch {
 	case ctx.Err() != nil:
-		return Result{}, fmt.Errorf("%w: git %s in %s took longer than %s or was cancelled: %w", ErrGit, c.name(), j.Dir, timeout, ctx.Err())
+		return Result{}, fmt.Errorf("%w: git %s in %s took longer than %s or was cancelled: %w", ErrGit, c.name(), j.dir(c), timeout, ctx.Err())
 	case err == nil, errors.As(err, &exit) && exit.Exited() && !strings.HasPrefix(said, jailComplaint):
 		r := Result{ExitCode: cmd.ProcessState.ExitCode(), Stdout: stdout.Bytes(), Stderr: []byte(said), Truncated: stdout.cut || stderr.cut}
 		return r, nil
 	default:
-		return Result{}, fmt.Errorf("%w: git %s in %s: %w: %s", ErrGit, c.name(), j.Dir, err, said)
+		return Result{}, fmt.Errorf("%w: git %s in %s: %w: %s", ErrGit, c.name(), j.dir(c), err, said)
 	}
 }
 
@@ -146,7 +157,9 @@ func (j Jail) timeout(c Call) time.Duration {
 	return cmp.Or(c.Timeout, j.Timeout, DefaultTimeout)
 }
 
-func (j Jail) keep() int { return cmp.Or(j.Output, DefaultOutput) }
+func (j Jail) keep(c Call) int { return cmp.Or(c.Output, j.Output, DefaultOutput) }
+
+func (j Jail) dir(c Call) string { return cmp.Or(c.Dir, j.Dir) }
 
 func (c Call) name() string {
 	if len(c.Args) == 0 {
@@ -172,9 +185,9 @@ func judge(j Jail, c Call, r Result, err error) (string, error) {
 	case err != nil:
 		return "", err
 	case r.ExitCode != 0:
-		return "", fmt.Errorf("%w: git %s in %s: exit code %d: %s", ErrGit, c.name(), j.Dir, r.ExitCode, tail(r.Stderr))
+		return "", fmt.Errorf("%w: git %s in %s: exit code %d: %s", ErrGit, c.name(), j.dir(c), r.ExitCode, tail(r.Stderr))
 	case r.Truncated:
-		return "", fmt.Errorf("%w: git %s in %s printed more than is kept (%d bytes)", ErrGit, c.name(), j.Dir, len(r.Stdout))
+		return "", fmt.Errorf("%w: git %s in %s printed more than is kept (%d bytes)", ErrGit, c.name(), j.dir(c), len(r.Stdout))
 	}
 	return string(r.Stdout), nil
 }

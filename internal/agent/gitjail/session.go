@@ -1,6 +1,7 @@
 package gitjail
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -42,23 +43,37 @@ const longestMessage = 192 << 10
 // still hold it open.
 const drainTime = time.Second
 
-// callMessage is a call's words and environment: their parts can be any bytes but NUL, with which they are joined.
+// callMessage is a call's working folder, words and environment: their parts can be any bytes but NUL, with which they are
+// joined.
 type callMessage struct {
+	dir       string
 	args, env []string
 }
 
-func (m callMessage) encode() []byte {
-	parts := append([]string{strconv.Itoa(len(m.args))}, m.args...)
-	return []byte(strings.Join(append(parts, m.env...), "\x00"))
+func (m callMessage) encode() ([]byte, error) {
+	parts := append([]string{m.dir, strconv.Itoa(len(m.args))}, m.args...)
+	parts = append(parts, m.env...)
+	b := []byte(strings.Join(parts, "\x00"))
+	switch {
+	case bytes.Count(b, []byte{0}) != len(parts)-1: // a caller's word would become a part of the environment
+		return nil, errors.New("the call has a NUL byte in a word")
+	case len(b) > longestMessage:
+		return nil, fmt.Errorf("the call has %d bytes, more than %d", len(b), longestMessage)
+	}
+	return b, nil
 }
 
 func decodeCall(b []byte) (callMessage, error) {
 	parts := strings.Split(string(b), "\x00")
+	if len(parts) < 2 {
+		return callMessage{}, errors.New("the call has no words")
+	}
+	dir, parts := parts[0], parts[1:]
 	n, err := strconv.Atoi(parts[0])
 	if err != nil || n < 0 || n > len(parts)-1 {
 		return callMessage{}, fmt.Errorf("the call has %d parts and says %q", len(parts), parts[0])
 	}
-	return callMessage{args: parts[1 : n+1], env: parts[n+1:]}, nil
+	return callMessage{dir: dir, args: parts[1 : n+1], env: parts[n+1:]}, nil
 }
 
 type replyMessage struct {
@@ -111,6 +126,7 @@ func (j Jail) Start(ctx context.Context) (*Session, error) {
 			_ = cmd.Wait() // it is killed at the end; what went wrong before is in what it printed
 		}
 	}()
+	made.jails.Add(1)
 	if err := <-started; err != nil {
 		cancel()
 		conn.Close()
@@ -163,13 +179,13 @@ func (s *Session) Do(ctx context.Context, c Call) (Result, error) {
 	s.end()
 	<-s.done
 	if ctx.Err() != nil {
-		return Result{}, fmt.Errorf("%w: git %s in %s took longer than %s or was cancelled: %w", ErrGit, c.name(), s.jail.Dir, timeout, ctx.Err())
+		return Result{}, fmt.Errorf("%w: git %s in %s took longer than %s or was cancelled: %w", ErrGit, c.name(), s.jail.dir(c), timeout, ctx.Err())
 	}
-	return Result{}, fmt.Errorf("%w: git %s in %s: %w: %s", ErrGit, c.name(), s.jail.Dir, err, withoutAdvice(s.said.String()))
+	return Result{}, fmt.Errorf("%w: git %s in %s: %w: %s", ErrGit, c.name(), s.jail.dir(c), err, withoutAdvice(s.said.String()))
 }
 
 func (s *Session) call(c Call) (Result, error) {
-	keep := s.jail.keep()
+	keep := s.jail.keep(c)
 	stdout, stderr := &boundedBuffer{max: keep}, &boundedBuffer{max: min(keep, stderrOutput)}
 	var streams streamSet
 	defer streams.close()
@@ -181,12 +197,13 @@ func (s *Session) call(c Call) (Result, error) {
 	if streams.err != nil {
 		return Result{}, streams.err
 	}
-	b := callMessage{args: c.Args, env: c.Env}.encode()
-	if len(b) > longestMessage {
-		return Result{}, fmt.Errorf("the call has %d bytes, more than %d", len(b), longestMessage)
+	b, err := callMessage{dir: s.jail.dir(c), args: c.Args, env: c.Env}.encode()
+	if err != nil {
+		return Result{}, err
 	}
+	made.runs.Add(1)
 	rights := unix.UnixRights(int(theirs[0].Fd()), int(theirs[1].Fd()), int(theirs[2].Fd()))
-	_, _, err := s.conn.WriteMsgUnix(b, rights, nil)
+	_, _, err = s.conn.WriteMsgUnix(b, rights, nil)
 	streams.sent()
 	if err != nil {
 		return Result{}, err
@@ -333,7 +350,7 @@ func answerCall(git string, env []string, message, control []byte) replyMessage 
 	if err != nil {
 		return replyMessage{Error: "reading the call: " + err.Error()}
 	}
-	cmd := exec.Cmd{Path: git, Args: append([]string{"git"}, m.args...), Env: append(slices.Clone(env), m.env...)}
+	cmd := exec.Cmd{Path: git, Dir: m.dir, Args: append([]string{"git"}, m.args...), Env: append(slices.Clone(env), m.env...)}
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = files[0], files[1], files[2]
 	err = cmd.Run()
 	var exit *exec.ExitError

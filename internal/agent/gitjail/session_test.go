@@ -106,3 +106,51 @@ func TestASessionEndsWithItsTimeItsContextAndItsClose(t *testing.T) {
 	_, err = s.Run(t.Context(), "version")
 	require.Error(t, err)
 }
+
+func TestP12NoWordOfACallBecomesAPartOfItsEnvironment(t *testing.T) {
+	s := started(t, jailOf(t))
+	show := []string{"-c", "alias.x=!env; :", "x"}
+	control, err := s.RunCall(t.Context(), Call{Args: show, Env: []string{"PLANTED=1"}})
+	require.NoError(t, err)
+	require.Contains(t, control, "PLANTED=1")
+	_, err = s.RunCall(t.Context(), Call{Args: append(show, "word\x00PLANTED=1")})
+	require.ErrorIs(t, err, ErrGit)
+	require.ErrorContains(t, err, "NUL byte")
+}
+
+func TestACallCanHaveAnotherFolderAndKeepMore(t *testing.T) {
+	j := jailOf(t)
+	j.Output = 10
+	s := started(t, j)
+	_, err := s.Run(t.Context(), "rev-parse", "HEAD")
+	require.ErrorContains(t, err, "printed more than is kept")
+	for dir, want := range map[string]string{"": j.Dir, j.Dir + "/objects": j.Dir + "/objects"} {
+		c := Call{Args: []string{"-c", "alias.x=!pwd", "x"}, Dir: dir, Output: 1000}
+		out, err := s.RunCall(t.Context(), c)
+		require.NoError(t, err)
+		require.Equal(t, want+"\n", out)
+		// A jail for one run knows both too.
+		out, err = j.RunCall(t.Context(), c)
+		require.NoError(t, err)
+		require.Equal(t, want+"\n", out)
+	}
+}
+
+func TestAKeptJailIsMadeOnceAndAgainWhenARunEndedIt(t *testing.T) {
+	jails, runs := Made()
+	k := jailOf(t).Keep(t.Context())
+	defer k.Close()
+	for range 3 {
+		_, err := k.Run(t.Context(), "rev-parse", "HEAD")
+		require.NoError(t, err)
+	}
+	is, ran := Made()
+	require.Equal(t, int64(1), is-jails)
+	require.Equal(t, int64(3), ran-runs)
+	_, err := k.RunCall(t.Context(), Call{Args: []string{"-c", "alias.x=!sleep 100", "x"}, Timeout: 100 * time.Millisecond})
+	require.ErrorIs(t, err, context.DeadlineExceeded)
+	_, err = k.Run(t.Context(), "rev-parse", "HEAD")
+	require.NoError(t, err)
+	is, _ = Made()
+	require.Equal(t, int64(2), is-jails)
+}
