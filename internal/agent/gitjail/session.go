@@ -353,11 +353,31 @@ func answerCall(git string, env []string, message, control []byte) replyMessage 
 	cmd := exec.Cmd{Path: git, Dir: m.dir, Args: append([]string{"git"}, m.args...), Env: append(slices.Clone(env), m.env...)}
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = files[0], files[1], files[2]
 	err = cmd.Run()
+	if err := endOthers(); err != nil {
+		return replyMessage{Error: err.Error()}
+	}
 	var exit *exec.ExitError
 	if err != nil && (!errors.As(err, &exit) || !exit.Exited()) {
 		return replyMessage{Error: err.Error()}
 	}
 	return replyMessage{ExitCode: cmd.ProcessState.ExitCode()}
+}
+
+// endOthers kills what a run left behind, and waits until it has ended: the next run is alone in the jail, as the first was.
+// A kill of all processes leaves out who asks for it (kill(2)), and orphans are the first process's children.
+func endOthers() error {
+	if err := unix.Kill(-1, unix.SIGKILL); err != nil && err != unix.ESRCH {
+		return fmt.Errorf("ending what git left behind: kill: %w", err)
+	}
+	for {
+		_, err := unix.Wait4(-1, nil, 0, nil)
+		switch {
+		case err == unix.ECHILD:
+			return nil
+		case err != nil && err != unix.EINTR:
+			return fmt.Errorf("waiting for what git left behind: wait4: %w", err)
+		}
+	}
 }
 
 func receivedFiles(control []byte) ([]*os.File, error) {

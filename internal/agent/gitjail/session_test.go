@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -153,4 +154,19 @@ func TestAKeptJailIsMadeOnceAndAgainWhenARunEndedIt(t *testing.T) {
 	require.NoError(t, err)
 	is, _ = Made()
 	require.Equal(t, int64(2), is-jails)
+}
+
+func TestP12ARunLeavesNoProcessToTheNext(t *testing.T) {
+	s := started(t, jailOf(t))
+	const processes = `echo "$(ls -d /proc/[0-9]* | wc -l)"`
+	control, err := s.Run(t.Context(), "-c", "alias.x=!(setsid sleep 100 & setsid sleep 100 &) >/dev/null 2>&1; "+processes+"; :", "x")
+	require.NoError(t, err)
+	alone, err := s.Run(t.Context(), "-c", "alias.x=!"+processes+"; :", "x")
+	require.NoError(t, err)
+	more, err := strconv.Atoi(strings.TrimSpace(control))
+	require.NoError(t, err)
+	fewer, err := strconv.Atoi(strings.TrimSpace(alone))
+	require.NoError(t, err)
+	require.Equal(t, 2, more-fewer, "the control case: what was left was there while the first ran")
+	require.False(t, s.Ended())
 }
