@@ -8,42 +8,19 @@ cache=${1:-${XDG_CACHE_HOME:-$HOME/.cache}/sandbox-agent/kernels}
 # Suite and version; a suite may hold several, and "" takes the newest.
 declare -A version=([bullseye-security]=5.10. [bookworm-security]=6.1. [trixie-security]=6.12. [trixie-backports]='')
 suites=(bullseye-security bookworm-security trixie-security trixie-backports)
-keyring=/usr/share/keyrings/debian-archive-keyring.gpg
 
 die() {
   printf 'kernels: %s\n' "$*" >&2
   exit 1
 }
 
+# shellcheck source=scripts/debian.sh
+source "$(dirname "$0")/debian.sh"
+
 [ ! -e "$cache/complete" ] || exit 0
-command -v apt-get >/dev/null || die "the kernels are Debian packages and there is no apt-get to fetch them"
-[ -e "$keyring" ] || die "$keyring is missing: install debian-archive-keyring"
-mkdir -p "$cache"/{lists/partial,archives/partial,debs,k}
+mkdir -p "$cache"/{debs,k}
 
-# The mirrors are the machine's own.
-mirrors() {
-  {
-    awk '/^URIs:/ {print $2}' /etc/apt/sources.list.d/*.sources 2>/dev/null
-    awk '$1 == "deb" {for (i = 2; i <= NF; i++) if ($i ~ /^https?:/) print $i}' /etc/apt/sources.list /etc/apt/sources.list.d/*.list 2>/dev/null
-    true
-  } | sort -u
-}
-main=$(mirrors | grep -v security | head -1)
-security=$(mirrors | grep security | head -1)
-if [ -z "$main" ] || [ -z "$security" ]; then
-  die "apt's sources name no Debian mirror, or none with security updates"
-fi
-
-for suite in "${suites[@]}"; do
-  case $suite in *-security) mirror=$security ;; *) mirror=$main ;; esac
-  echo "deb [signed-by=$keyring arch=amd64] $mirror $suite main"
-done >"$cache/sources.list"
-
-# An apt state of its own: the machine's is neither used nor changed.
-apt=(-qq -o "Dir::Etc::sourcelist=$cache/sources.list" -o Dir::Etc::sourceparts=/dev/null -o "Dir::State::Lists=$cache/lists"
-  -o "Dir::Cache=$cache" -o Dir::State::status=/dev/null -o Acquire::Languages=none -o APT::Sandbox::User=root
-  -o APT::Get::List-Cleanup=0)
-apt-get "${apt[@]}" update
+debian_apt "$cache" "${suites[@]}"
 
 # newest prints the package of the newest kernel of a version in a suite.
 newest() {
