@@ -63,11 +63,11 @@ func TestP3NothingOfACommandIsAliveWhenItIsAnswered(t *testing.T) {
 			s.put("gate", "", 0o644)
 			// The control case: while the command runs, the survivor is there and can be seen from the node.
 			_, answer := s.start(awaitWord(sv.script, word)+"touch seen-"+word+"\nwhile [ -e gate ]; do :; done\nexit 7", patience)
-			s.until("the survivor runs", func() bool {
+			s.Until("the survivor runs", func() bool {
 				_, err := os.Stat(filepath.Join(s.worktree, "seen-"+word))
 				return err == nil
 			})
-			s.until("the control case: it is to be seen from the node", func() bool { return len(processes(word)) > 0 })
+			s.Until("the control case: it is to be seen from the node", func() bool { return len(processes(word)) > 0 })
 			require.NoError(t, os.Remove(filepath.Join(s.worktree, "gate")))
 			res := <-answer
 			gone(t, word)
@@ -186,19 +186,19 @@ func TestHole4ACommandSurvivesTheAgentAndItsAnswerIsNotLost(t *testing.T) {
 	s := newSession(t, "")
 	s.put("gate", "", 0o644)
 	req, _ := s.start("echo before; while [ -e gate ]; do :; done; head -c 3000000 /dev/zero | tr '\\0' x; exit 3", patience)
-	s.until("it runs", func() bool {
-		res, err := s.client.Execs.GetExec(context.Background(), &sandboxv1.GetExecRequest{SessionId: s.id, ExecId: req.GetExecId()})
+	s.Until("it runs", func() bool {
+		res, err := s.Client.Execs.GetExec(context.Background(), &sandboxv1.GetExecRequest{SessionId: s.id, ExecId: req.GetExecId()})
 		return err == nil && res.GetState() == sandboxv1.ExecState_EXEC_RUNNING
 	})
-	s.kill()
+	s.Kill()
 	require.NoError(t, os.Remove(filepath.Join(s.worktree, "gate")))
-	file := filepath.Join(s.state, "receipts", s.first.GetSandbox().GetId(), req.GetExecId()+".json")
-	s.until("receiptd, without an agent and with its pipes gone, writes the receipt", func() bool {
+	file := filepath.Join(s.State, "receipts", s.first.GetSandbox().GetId(), req.GetExecId()+".json")
+	s.Until("receiptd, without an agent and with its pipes gone, writes the receipt", func() bool {
 		_, err := os.Stat(file)
 		return err == nil
 	})
-	s.serve()
-	res, err := s.client.Execs.Exec(context.Background(), req)
+	s.Serve()
+	res, err := s.Client.Execs.Exec(context.Background(), req)
 	require.NoError(t, err)
 	require.Equal(t, sandboxv1.ExecResult_EXITED, res.GetResult().GetStatus(), res.GetResult().GetReason())
 	require.EqualValues(t, 3, res.GetResult().GetExitCode())

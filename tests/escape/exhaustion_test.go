@@ -24,8 +24,8 @@ const small = `limits: {pids: 200, tmp_bytes: 16777216, home_bytes: 16777216, me
 
 // ends asserts that what a command used up ended as its own result.
 func (s *session) ends(r *sandboxv1.ExecResult) {
-	s.t.Helper()
-	require.Contains(s.t, []sandboxv1.ExecResult_Status{
+	s.T.Helper()
+	require.Contains(s.T, []sandboxv1.ExecResult_Status{
 		sandboxv1.ExecResult_EXITED, sandboxv1.ExecResult_SIGNALED, sandboxv1.ExecResult_TIMED_OUT, sandboxv1.ExecResult_KILLED,
 	}, r.GetStatus(), r.GetReason())
 }
@@ -156,7 +156,7 @@ func TestP13AFloodIsBoundedAndYetCountedAndHashedInFull(t *testing.T) {
 	require.True(t, bytes.HasPrefix(res.GetStdout(), []byte("head\x00")))
 	require.True(t, bytes.HasSuffix(res.GetStdout(), []byte("\x00tail")))
 	require.Equal(t, hashOf("head", bytesWritten, "tail"), info.GetSha256())
-	for _, pid := range []int{s.cmd.Process.Pid, s.receiptdPID()} {
+	for _, pid := range []int{s.Cmd.Process.Pid, s.receiptdPID()} {
 		require.Less(t, peakBytes(t, pid), int64(300<<20), "what a flood may cost a process of the product")
 	}
 	s.alive()
@@ -168,14 +168,14 @@ func TestP13AReaderThatDoesNotReadStallsNothing(t *testing.T) {
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
 	req := s.request("head -c 50000000 /dev/zero & head -c 50000000 /dev/zero >&2; wait; exit 5", patience)
-	stream, err := s.client.Execs.StreamExec(ctx, &sandboxv1.StreamExecRequest{Exec: req})
+	stream, err := s.Client.Execs.StreamExec(ctx, &sandboxv1.StreamExecRequest{Exec: req})
 	require.NoError(t, err)
 	require.NotNil(t, stream)
-	s.until("it ends although nobody reads", func() bool {
-		res, err := s.client.Execs.GetExec(context.Background(), &sandboxv1.GetExecRequest{SessionId: s.id, ExecId: req.GetExecId()})
+	s.Until("it ends although nobody reads", func() bool {
+		res, err := s.Client.Execs.GetExec(context.Background(), &sandboxv1.GetExecRequest{SessionId: s.id, ExecId: req.GetExecId()})
 		return err == nil && res.GetState() == sandboxv1.ExecState_EXEC_DONE
 	})
-	res, err := s.client.Execs.Exec(context.Background(), req)
+	res, err := s.Client.Execs.Exec(context.Background(), req)
 	require.NoError(t, err)
 	require.EqualValues(t, 5, res.GetResult().GetExitCode())
 	require.EqualValues(t, 50000000, res.GetResult().GetStdoutInfo().GetBytes())
@@ -195,7 +195,7 @@ func hashOf(head string, zeros int, tail string) string {
 }
 
 // peakBytes is the largest resident set that a process had (proc_pid_status(5), VmHWM).
-func peakBytes(t *testing.T, pid int) int64 {
+func peakBytes(t testing.TB, pid int) int64 {
 	t.Helper()
 	b, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "status"))
 	require.NoError(t, err)

@@ -57,7 +57,7 @@ func TestP9NothingElseOfTheNodeIsSeen(t *testing.T) {
 	word := fmt.Sprintf("neighbour-%d", os.Getpid())
 	other.put("gate", "", 0o644)
 	_, answer := other.start(strings.ReplaceAll(`(exec -a WORD sleep 1000) & while [ -e gate ]; do :; done`, "WORD", word), patience)
-	s.until("the neighbour runs", func() bool { return len(processes(word)) > 0 })
+	s.Until("the neighbour runs", func() bool { return len(processes(word)) > 0 })
 	require.NotContains(t, s.output("cat /proc/[0-9]*/cmdline | tr '\\0' '\\n'"), word+"\n")
 	require.NoError(t, os.Remove(filepath.Join(other.worktree, "gate")))
 	require.NotNil(t, <-answer)
@@ -100,12 +100,12 @@ for i in range(3000):
 			ctx, cancel := context.WithTimeout(context.Background(), patience)
 			defer cancel()
 			for range 2 {
-				_, err := s.client.Execs.Exec(ctx, s.request("echo next > after", 0))
+				_, err := s.Client.Execs.Exec(ctx, s.request("echo next > after", 0))
 				require.NoError(t, ctx.Err(), "%v", err)
 			}
-			_, err := s.client.Sessions.DeleteSession(ctx, &sandboxv1.DeleteSessionRequest{SessionId: s.id})
+			_, err := s.Client.Sessions.DeleteSession(ctx, &sandboxv1.DeleteSessionRequest{SessionId: s.id})
 			require.NoError(t, err)
-			_, err = s.client.Sessions.CreateSession(ctx, &sandboxv1.CreateSessionRequest{Workspace: &sandboxv1.Workspace{Repository: s.repo, Worktree: s.worktree}})
+			_, err = s.Client.Sessions.CreateSession(ctx, &sandboxv1.CreateSessionRequest{Workspace: &sandboxv1.Workspace{Repository: s.repo, Worktree: s.worktree}})
 			require.NoError(t, ctx.Err(), "%v", err)
 			require.Equal(t, before, owned(t, outside))
 			require.NoError(t, os.Chmod(s.worktree, 0o755))
@@ -114,7 +114,7 @@ for i in range(3000):
 }
 
 // owned describes a folder: who owns what, and what is in it.
-func owned(t *testing.T, dir string) (all []string) {
+func owned(t testing.TB, dir string) (all []string) {
 	t.Helper()
 	require.NoError(t, filepath.Walk(dir, func(p string, _ os.FileInfo, err error) error {
 		require.NoError(t, err)

@@ -25,15 +25,15 @@ type holdings struct {
 }
 
 func (s *session) holdings() holdings {
-	s.t.Helper()
+	s.T.Helper()
 	h := holdings{agentDescriptors: s.agentDescriptors()}
 	pids := s.sandboxPids()
 	h.processes = len(pids)
 	for _, pid := range pids {
 		if comm, _ := os.ReadFile("/proc/" + pid + "/comm"); string(comm) == "receiptd\n" {
-			h.receiptdDescriptors = entries(s.t, "/proc/"+pid+"/fd")
+			h.receiptdDescriptors = entries(s.T, "/proc/"+pid+"/fd")
 			b, err := os.ReadFile("/proc/" + pid + "/mountinfo")
-			require.NoError(s.t, err)
+			require.NoError(s.T, err)
 			h.mounts = strings.Count(string(b), "\n")
 		}
 	}
@@ -44,10 +44,10 @@ func (s *session) holdings() holdings {
 }
 
 func (s *session) agentDescriptors() (n int) {
-	links, err := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", s.cmd.Process.Pid))
-	require.NoError(s.t, err)
+	links, err := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", s.Cmd.Process.Pid))
+	require.NoError(s.T, err)
 	for _, l := range links {
-		if target, err := os.Readlink(l); err == nil && !strings.HasPrefix(target, filepath.Join(s.state, "journal")) {
+		if target, err := os.Readlink(l); err == nil && !strings.HasPrefix(target, filepath.Join(s.State, "journal")) {
 			n++
 		}
 	}
@@ -78,7 +78,7 @@ func namespacesOf(pids []string) int {
 	return len(seen)
 }
 
-func entries(t *testing.T, dir string) int {
+func entries(t testing.TB, dir string) int {
 	t.Helper()
 	des, err := os.ReadDir(dir)
 	require.NoError(t, err)
@@ -86,7 +86,7 @@ func entries(t *testing.T, dir string) int {
 }
 
 // resident is a process's resident memory without what it maps from files, KiB.
-func resident(t *testing.T, pid int) int {
+func resident(t testing.TB, pid int) int {
 	t.Helper()
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 	require.NoError(t, err)
@@ -105,7 +105,7 @@ func TestAThousandCommandsInARowLeaveNothingGrowing(t *testing.T) {
 	}
 	run(100)
 	s.waiting()
-	before, memory := s.holdings(), resident(t, s.cmd.Process.Pid)
+	before, memory := s.holdings(), resident(t, s.Cmd.Process.Pid)
 	run(1000)
 	s.waiting()
 	var after holdings
@@ -115,12 +115,12 @@ func TestAThousandCommandsInARowLeaveNothingGrowing(t *testing.T) {
 		}
 	}
 	require.Equal(t, before, after)
-	require.Less(t, resident(t, s.cmd.Process.Pid), memory+24<<10, "KiB of the agent's own memory, %d before", memory)
+	require.Less(t, resident(t, s.Cmd.Process.Pid), memory+24<<10, "KiB of the agent's own memory, %d before", memory)
 }
 
 // waiting waits until a pid1 and a launcher wait for the next command, which is how an idle sandbox is.
 func (s *session) waiting() {
-	s.until("a pid1 waits", func() bool { return len(s.sandboxPids()) == 3 })
+	s.Until("a pid1 waits", func() bool { return len(s.sandboxPids()) == 3 })
 }
 
 // agentPosture is what the agent has that an attacker would want: compared as a whole, so that what is added is seen.
@@ -134,7 +134,7 @@ type agentPosture struct {
 func TestThePostureOfTheAgentIsExactlyThis(t *testing.T) {
 	s := newSession(t, "")
 	s.alive()
-	pid := s.cmd.Process.Pid
+	pid := s.Cmd.Process.Pid
 	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 	require.NoError(t, err)
 	field := func(name string) string {
@@ -152,7 +152,7 @@ func TestThePostureOfTheAgentIsExactlyThis(t *testing.T) {
 	got.descriptors = s.descriptorKinds(pid)
 	mountinfo, err := os.ReadFile("/proc/self/mountinfo")
 	require.NoError(t, err)
-	got.mountsLeft = strings.Contains(string(mountinfo), s.state) || strings.Contains(string(mountinfo), "/.sandbox")
+	got.mountsLeft = strings.Contains(string(mountinfo), s.State) || strings.Contains(string(mountinfo), "/.sandbox")
 	require.Equal(t, agentPosture{
 		uid: "0 0 0 0", gid: "0 0 0 0", noNewPrivs: "0",
 		namespaces: map[string]bool{"cgroup": true, "ipc": true, "mnt": true, "net": true, "pid": true, "user": true, "uts": true},
@@ -165,7 +165,7 @@ func TestThePostureOfTheAgentIsExactlyThis(t *testing.T) {
 
 // descriptorKinds are the kinds of open files of a process, each named once.
 func (s *session) descriptorKinds(pid int) []string {
-	s.t.Helper()
+	s.T.Helper()
 	kinds := map[string]bool{}
 	links, _ := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", pid))
 	for _, l := range links {
@@ -178,7 +178,7 @@ func (s *session) descriptorKinds(pid int) []string {
 			continue
 		}
 		switch {
-		case strings.HasPrefix(target, filepath.Join(s.state, "journal")):
+		case strings.HasPrefix(target, filepath.Join(s.State, "journal")):
 			target = "the journal"
 		case strings.HasPrefix(target, "/sys/fs/cgroup/"):
 			target = "the Go runtime's CPU limits"
@@ -186,7 +186,7 @@ func (s *session) descriptorKinds(pid int) []string {
 			target = "libcontainer's anchors"
 		case strings.HasPrefix(target, "pipe:"):
 			target = "a pipe"
-		case target == s.log:
+		case target == s.Log:
 			target = "the log"
 		case strings.HasPrefix(target, "socket:"):
 			target = "a socket"

@@ -24,6 +24,7 @@ import (
 	receiptdv1 "github.com/sandbox-agent/sandbox-agent/api/receiptd/v1"
 	sandboxv1 "github.com/sandbox-agent/sandbox-agent/api/sandbox/v1"
 	"github.com/sandbox-agent/sandbox-agent/internal/testkit"
+	"github.com/sandbox-agent/sandbox-agent/internal/testkit/node"
 )
 
 // setIDAttack tries every call that could make a set-id file and names those that succeeded.
@@ -193,15 +194,15 @@ func TestHole5EveryProcessOfACommandIsTheKernelsFirstChoice(t *testing.T) {
 
 // controlSocket finds receiptd's socket on the node.
 func (s *session) controlSocket() string {
-	s.t.Helper()
+	s.T.Helper()
 	var found string
-	require.NoError(s.t, filepath.WalkDir(s.state, func(p string, d fs.DirEntry, err error) error {
+	require.NoError(s.T, filepath.WalkDir(s.State, func(p string, d fs.DirEntry, err error) error {
 		if err == nil && d.Type()&fs.ModeSocket != 0 && d.Name() == "receiptd.sock" {
 			found = p
 		}
 		return nil
 	}))
-	require.NotEmpty(s.t, found)
+	require.NotEmpty(s.T, found)
 	return found
 }
 
@@ -255,24 +256,24 @@ func TestHole8AFullDiskLosesNoReceipt(t *testing.T) {
 	require.NoError(t, os.Mkdir(state, 0o711))
 	require.NoError(t, unix.Mount("tmpfs", state, "tmpfs", 0, "size=96m,mode=711"))
 	t.Cleanup(func() { require.NoError(t, unix.Unmount(state, unix.MNT_DETACH)) })
-	s := startAgent(t, dir, state, "").session(owner)
+	s := (&agent{node.Start(t, node.Options{State: state})}).session(owner)
 	s.put("gate", "", 0o644)
 	req, answer := s.start("echo once >> running; while [ -e gate ]; do :; done; echo done; exit 4", patience)
-	s.until("it runs", func() bool { _, err := os.Stat(filepath.Join(s.worktree, "running")); return err == nil })
+	s.Until("it runs", func() bool { _, err := os.Stat(filepath.Join(s.worktree, "running")); return err == nil })
 	filler := fill(t, state)
 	t.Cleanup(func() { _ = os.Remove(filler) }) // or the sandbox could not be ended
 	require.NoError(t, os.Remove(filepath.Join(s.worktree, "gate")))
 	res := <-answer // nothing can be recorded any more, but there is a receipt
 	require.NotNil(t, res)
 	require.Equal(t, sandboxv1.ExecResult_EXITED, res.GetStatus(), res.GetReason())
-	again, err := s.client.Execs.Exec(context.Background(), req)
+	again, err := s.Client.Execs.Exec(context.Background(), req)
 	require.NoError(t, err)
 	require.True(t, proto.Equal(res, again.GetResult()), "the same answer, although it is in no record")
 	receipt := filepath.Join(state, "receipts", s.first.GetSandbox().GetId(), req.GetExecId()+".json")
 	require.FileExists(t, receipt, "the receipt has its space since before the command began")
 
 	// The next one either runs with a receipt, or certainly does not run.
-	next, err := s.client.Execs.Exec(context.Background(), s.request("touch next", 0))
+	next, err := s.Client.Execs.Exec(context.Background(), s.request("touch next", 0))
 	_, statErr := os.Stat(filepath.Join(s.worktree, "next"))
 	if err != nil || next.GetResult().GetStatus() == sandboxv1.ExecResult_NOT_STARTED {
 		require.ErrorIs(t, statErr, os.ErrNotExist, "refused, and yet it ran: %v", err)
@@ -282,9 +283,9 @@ func TestHole8AFullDiskLosesNoReceipt(t *testing.T) {
 	}
 
 	require.NoError(t, os.Remove(filler))
-	s.kill()
-	s.serve()
-	again, err = s.client.Execs.Exec(context.Background(), req)
+	s.Kill()
+	s.Serve()
+	again, err = s.Client.Execs.Exec(context.Background(), req)
 	require.NoError(t, err)
 	require.Equal(t, sandboxv1.ExecResult_EXITED, again.GetResult().GetStatus(), again.GetResult().GetReason())
 	require.EqualValues(t, 4, again.GetResult().GetExitCode())
@@ -294,7 +295,7 @@ func TestHole8AFullDiskLosesNoReceipt(t *testing.T) {
 }
 
 // fill writes a file until nothing more goes in.
-func fill(t *testing.T, dir string) string {
+func fill(t testing.TB, dir string) string {
 	t.Helper()
 	path := filepath.Join(dir, "filler")
 	f, err := os.Create(path)
@@ -331,9 +332,9 @@ func TestHole9CommandsLeaveNoCgroupBehind(t *testing.T) {
 
 // receiptdPID finds the sandbox's init on the node.
 func (s *session) receiptdPID() int {
-	s.t.Helper()
+	s.T.Helper()
 	entries, err := os.ReadDir("/proc")
-	require.NoError(s.t, err)
+	require.NoError(s.T, err)
 	for _, e := range entries {
 		pid, err := strconv.Atoi(e.Name())
 		if err != nil {
@@ -345,7 +346,7 @@ func (s *session) receiptdPID() int {
 			return pid
 		}
 	}
-	s.t.Fatal("receiptd is not to be found")
+	s.T.Fatal("receiptd is not to be found")
 	return 0
 }
 
@@ -377,7 +378,7 @@ print("more" if total>queued else "no more", flush=True)
 `
 
 // serveSlowly starts the server in a network namespace, and gives its port and what to call for its verdict.
-func serveSlowly(t *testing.T, prefix ...string) (port string, verdict func() string) {
+func serveSlowly(t testing.TB, prefix ...string) (port string, verdict func() string) {
 	t.Helper()
 	testkit.Need(t, testkit.Program("python3"), testkit.Program("nsenter"))
 	argv := append(prefix, "python3", "-c", slowServer)
@@ -467,10 +468,10 @@ func TestHole12TheLongestCommandRunsAndALongerOneIsRefused(t *testing.T) {
 	const longest = 131071
 	pad := func(n int) string { return "echo ok #" + strings.Repeat("x", n-len("echo ok #")) }
 	require.Equal(t, "ok\n", s.output(pad(longest)))
-	_, err := s.client.Execs.Exec(context.Background(), s.request(pad(longest+1), 0))
+	_, err := s.Client.Execs.Exec(context.Background(), s.request(pad(longest+1), 0))
 	require.ErrorContains(t, err, "invalid_argument")
 	require.ErrorContains(t, err, "131071")
-	_, err = s.client.Execs.Exec(context.Background(), s.request("echo a\x00b", 0))
+	_, err = s.Client.Execs.Exec(context.Background(), s.request("echo a\x00b", 0))
 	require.ErrorContains(t, err, "invalid_argument")
 	s.alive()
 }
@@ -486,11 +487,11 @@ func TestHole13WhateverRanHasItsIntentOnDisk(t *testing.T) {
 			ids, answers = append(ids, req.GetExecId()), append(answers, answer)
 		}
 		time.Sleep(time.Duration(rand.IntN(20)) * time.Millisecond) // where the kill falls doesn't matter to what must hold
-		s.kill()
+		s.Kill()
 		for _, a := range answers {
 			<-a
 		}
-		s.serve()
+		s.Serve()
 		for _, id := range ids {
 			s.settled(id, round)
 		}
@@ -500,24 +501,24 @@ func TestHole13WhateverRanHasItsIntentOnDisk(t *testing.T) {
 
 // settled waits until an exec is not under way any more, and checks that what ran is known.
 func (s *session) settled(id string, round int) {
-	s.t.Helper()
+	s.T.Helper()
 	var res *sandboxv1.GetExecResponse
 	var err error
-	s.until("exec "+id+" is settled", func() bool {
-		res, err = s.client.Execs.GetExec(context.Background(), &sandboxv1.GetExecRequest{SessionId: s.id, ExecId: id})
+	s.Until("exec "+id+" is settled", func() bool {
+		res, err = s.Client.Execs.GetExec(context.Background(), &sandboxv1.GetExecRequest{SessionId: s.id, ExecId: id})
 		return err != nil || res.GetState() == sandboxv1.ExecState_EXEC_DONE
 	})
 	if err != nil {
-		require.ErrorContains(s.t, err, "not_found")
-		require.NoFileExists(s.t, filepath.Join(s.worktree, "ran-"+id), "round %d: it ran and is not known", round)
+		require.ErrorContains(s.T, err, "not_found")
+		require.NoFileExists(s.T, filepath.Join(s.worktree, "ran-"+id), "round %d: it ran and is not known", round)
 		return
 	}
 	switch st := res.GetResult().GetStatus(); st {
 	case sandboxv1.ExecResult_EXITED:
 		s.verified(res.GetResult())
 	case sandboxv1.ExecResult_NOT_STARTED:
-		require.NoFileExists(s.t, filepath.Join(s.worktree, "ran-"+id), "round %d", round)
+		require.NoFileExists(s.T, filepath.Join(s.worktree, "ran-"+id), "round %d", round)
 	default:
-		require.Equal(s.t, sandboxv1.ExecResult_UNCERTAIN, st, res.GetResult().GetReason())
+		require.Equal(s.T, sandboxv1.ExecResult_UNCERTAIN, st, res.GetResult().GetReason())
 	}
 }

@@ -25,9 +25,9 @@ const (
 // while runs a program inside, looks at the node once the program has called hold(), and lets it end after that. What
 // the program printed is the answer.
 func (s *session) while(program string, look func()) string {
-	s.t.Helper()
+	s.T.Helper()
 	for _, f := range []string{"held", "go"} {
-		require.NoError(s.t, os.RemoveAll(filepath.Join(s.worktree, f)))
+		require.NoError(s.T, os.RemoveAll(filepath.Join(s.worktree, f)))
 	}
 	s.put("attack.py", `import os,time
 def hold():
@@ -35,22 +35,22 @@ def hold():
     while not os.path.exists("go"): time.sleep(0.01)
 `+program, 0o644)
 	_, answer := s.start("exec python3 attack.py", patience)
-	s.until("the command holds what it took", func() bool {
+	s.Until("the command holds what it took", func() bool {
 		_, err := os.Stat(filepath.Join(s.worktree, "held"))
 		return err == nil
 	})
 	look()
 	s.put("go", "", 0o644)
 	res := <-answer
-	require.NotNil(s.t, res)
+	require.NotNil(s.T, res)
 	s.ends(res)
-	require.Zero(s.t, res.GetExitCode(), res.GetStderrText())
+	require.Zero(s.T, res.GetExitCode(), res.GetStderrText())
 	return res.GetStdoutText()
 }
 
 // socketBytes is what the queues of all UDP sockets of the node hold (proc_pid_net(5), sockstat: the counter is the
 // protocol's, not the network namespace's).
-func socketBytes(t *testing.T) int64 {
+func socketBytes(t testing.TB) int64 {
 	t.Helper()
 	b, err := os.ReadFile("/proc/net/sockstat")
 	require.NoError(t, err)
@@ -84,7 +84,7 @@ for i in range(900):
 open("full%d"%child,"w").close()
 while True: time.sleep(1)
 `, func() {
-		s.until("both have filled their sockets", func() bool {
+		s.Until("both have filled their sockets", func() bool {
 			full, err := filepath.Glob(filepath.Join(s.worktree, "full*"))
 			return err == nil && len(full) == 2
 		})
@@ -221,7 +221,7 @@ func TestP16ACommandNeverSharesTheCpuTimeOfReceiptdAndPid1(t *testing.T) {
 }
 
 // cpuCgroup is the folder of a process's cgroup in the hierarchy that has the cpu controller.
-func cpuCgroup(t *testing.T, file string) string {
+func cpuCgroup(t testing.TB, file string) string {
 	t.Helper()
 	b, err := os.ReadFile(file)
 	require.NoError(t, err)
@@ -240,7 +240,7 @@ func cpuCgroup(t *testing.T, file string) string {
 }
 
 // cpuWeight is in v1's or v2's own unit.
-func cpuWeight(t *testing.T, dir string) int {
+func cpuWeight(t testing.TB, dir string) int {
 	t.Helper()
 	b, err := os.ReadFile(filepath.Join(dir, "cpu.shares"))
 	if os.IsNotExist(err) {

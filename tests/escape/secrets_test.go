@@ -17,17 +17,18 @@ import (
 	sandboxv1 "github.com/sandbox-agent/sandbox-agent/api/sandbox/v1"
 	"github.com/sandbox-agent/sandbox-agent/internal/runtime"
 	"github.com/sandbox-agent/sandbox-agent/internal/testkit"
+	"github.com/sandbox-agent/sandbox-agent/internal/testkit/node"
 )
 
 func TestP9ACommandCannotSeeReceiptsControlSocketKeysOrState(t *testing.T) {
 	s := newSession(t, "")
 	s.output("true")
 	// The control case: on the node it is all there.
-	for _, p := range []string{filepath.Join(s.state, "receipts"), filepath.Join(s.state, "keys")} {
+	for _, p := range []string{filepath.Join(s.State, "receipts"), filepath.Join(s.State, "keys")} {
 		require.DirExists(t, p)
 	}
 	// What a command would look for, with the node's paths given to it.
-	script := strings.NewReplacer("STATE", s.state, "SOCKET", s.socket, "INTERNAL", runtime.InternalDir).Replace(`
+	script := strings.NewReplacer("STATE", s.State, "SOCKET", s.Socket, "INTERNAL", runtime.InternalDir).Replace(`
 for p in STATE STATE/receipts STATE/keys STATE/journal SOCKET INTERNAL/receipts INTERNAL/control INTERNAL/bin INTERNAL/control/receiptd.sock; do
   for q in "" /proc/self/root /proc/1/root /proc/1/cwd /proc/self/cwd/../../../../.. /proc/thread-self/root /proc/$PPID/root; do
     [ -S "$q$p" ] && echo "socket $q$p"
@@ -42,27 +43,27 @@ true`)
 	require.Empty(t, s.output(script))
 	mounted := s.output(`awk '{print $5}' /proc/self/mountinfo /proc/1/mountinfo 2>/dev/null; true`)
 	require.NotContains(t, mounted, runtime.InternalDir)
-	require.NotContains(t, mounted, s.state)
+	require.NotContains(t, mounted, s.State)
 }
 
 func TestP9ACommandCannotWriteWhereReceiptsAre(t *testing.T) {
 	s := newSession(t, "")
 	s.output("true")
-	before := listing(t, filepath.Join(s.state, "receipts"))
-	script := strings.NewReplacer("STATE", s.state, "SANDBOX", s.first.GetSandbox().GetId(), "INTERNAL", runtime.InternalDir).Replace(`
+	before := listing(t, filepath.Join(s.State, "receipts"))
+	script := strings.NewReplacer("STATE", s.State, "SANDBOX", s.first.GetSandbox().GetId(), "INTERNAL", runtime.InternalDir).Replace(`
 for p in STATE/receipts/SANDBOX INTERNAL/receipts INTERNAL; do
   mkdir -p $p; mkdir $p/made && echo "made $p/made"; echo x > $p/exec-1.json && echo "wrote $p"; mv $p $p.old && echo "moved $p"; rm -r $p && echo "removed $p"
 done 2>/dev/null
 true`)
 	require.Empty(t, s.output(script))
-	after := listing(t, filepath.Join(s.state, "receipts"))
+	after := listing(t, filepath.Join(s.State, "receipts"))
 	for name, content := range before {
 		require.Equal(t, content, after[name], name)
 	}
 }
 
 // listing maps the finished files below a folder to their content.
-func listing(t *testing.T, dir string) map[string]string {
+func listing(t testing.TB, dir string) map[string]string {
 	t.Helper()
 	out := map[string]string{}
 	require.NoError(t, filepath.Walk(dir, func(p string, st os.FileInfo, err error) error {
@@ -81,9 +82,9 @@ func TestP9AForgedReceiptIsNotAccepted(t *testing.T) {
 	s := newSession(t, "")
 	real := s.exec("exit 3", 0)
 	require.EqualValues(t, 3, real.GetExitCode())
-	key := filepath.Join(s.state, "keys", real.GetSandboxId()+".pub")
+	key := filepath.Join(s.State, "keys", real.GetSandboxId()+".pub")
 	verifies := func(path string) bool {
-		err := exec.Command(agentBinary, "receipt", "verify", "--key", key, path).Run()
+		err := exec.Command(node.Program(), "receipt", "verify", "--key", key, path).Run()
 		if err != nil {
 			_, isExit := err.(*exec.ExitError)
 			require.True(t, isExit, "%v", err)
@@ -125,7 +126,7 @@ func TestP9AForgedReceiptIsNotAccepted(t *testing.T) {
 	// A command lays a receipt for an exec that never was where it can write. The agent doesn't know that exec.
 	s.put("exec-77.json", string(envelope), 0o644)
 	s.output("mkdir -p receipts .sandbox/receipts; cp exec-77.json receipts/; cp exec-77.json .sandbox/receipts/; cp exec-77.json /tmp/")
-	_, err = s.client.Execs.GetExec(context.Background(), &sandboxv1.GetExecRequest{SessionId: s.id, ExecId: "exec-77"})
+	_, err = s.Client.Execs.GetExec(context.Background(), &sandboxv1.GetExecRequest{SessionId: s.id, ExecId: "exec-77"})
 	require.ErrorContains(t, err, "not_found")
 }
 
@@ -222,7 +223,7 @@ dial("socket", socket.AF_UNIX, %q)
 for p in ("/run/docker.sock","/run/containerd/containerd.sock","/run/systemd/private","/run/dbus/system_bus_socket","/.sandbox/control/receiptd.sock"): dial(p, socket.AF_UNIX, p)
 for cid in (0,1,2,3): 
     for port in (1024,1025,1026): dial("vsock", 40, (cid, port))
-`, tcp.Addr().(*net.TCPAddr).Port, abstract[1:], s.socket)
+`, tcp.Addr().(*net.TCPAddr).Port, abstract[1:], s.Socket)
 	reachedHere := pythonHere(t, attack)
 	for _, name := range []string{"tcp", "abstract", "socket"} {
 		require.Contains(t, reachedHere, "reached "+name+"\n", "the control case")
@@ -243,5 +244,5 @@ func TestP9ACommandHoldsNoDescriptorButThreeAndNothingOfTheAgentsEnvironment(t *
 	require.Equal(t, "/dev/null\n", s.output("readlink /proc/self/fd/0"))
 	env := s.output("env; cat /proc/*/environ 2>/dev/null | tr '\\0' '\\n'")
 	require.NotContains(t, env, "ESCAPE_SECRET")
-	require.NotContains(t, env, s.state)
+	require.NotContains(t, env, s.State)
 }

@@ -197,7 +197,7 @@ func TestP11WhatWritesTheConfigurationDoesNotStoreIt(t *testing.T) {
 
 // git is what a trusted person or program asks through the agent.
 func (s *session) git(t require.TestingT, args ...string) string {
-	res, err := s.client.Git.Git(context.Background(), &sandboxv1.GitRequest{SessionId: s.id, Args: args})
+	res, err := s.Client.Git.Git(context.Background(), &sandboxv1.GitRequest{SessionId: s.id, Args: args})
 	require.NoError(t, err, args)
 	require.Zero(t, res.GetExitCode(), "%v: %s", args, res.GetStderr())
 	require.False(t, res.GetTruncated())

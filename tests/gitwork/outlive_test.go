@@ -39,9 +39,7 @@ func TestP11AWorkspaceOutlivesItsSandbox(t *testing.T) {
 				p.both(t, "git status")
 				require.NotEqual(t, first, p.inside.newest.GetSandboxId(), "another sandbox")
 
-				a.kill()
-				a.serve()
-				p.inside.client = a.client
+				a.Restart()
 				p.both(t, "git status")
 
 				p.inside.forget(t)
@@ -62,7 +60,7 @@ func TestP11DeletingAWorkspaceKeepsUnsavedWorkUnlessForced(t *testing.T) {
 			p := newPair(t, a, from, layout)
 			p.both(t, "echo more >> a; git commit -qam Committed", "echo stashed >> a; git stash push -q", "echo dirty >> b")
 			del := func(force bool) error {
-				_, err := a.client.Sessions.DeleteWorkspace(context.Background(), &sandboxv1.DeleteWorkspaceRequest{SessionId: p.inside.id, Force: force})
+				_, err := a.Client.Sessions.DeleteWorkspace(context.Background(), &sandboxv1.DeleteWorkspaceRequest{SessionId: p.inside.id, Force: force})
 				return err
 			}
 			err := del(false)
@@ -75,7 +73,7 @@ func TestP11DeletingAWorkspaceKeepsUnsavedWorkUnlessForced(t *testing.T) {
 			require.Empty(t, must(t, p.base, "git for-each-ref refs/sandboxes"))
 			require.NotContains(t, must(t, p.base, "git worktree list"), p.worktree)
 			require.Equal(t, must(t, p.ordinaryClone, "git rev-parse work"), must(t, p.base, "git rev-parse work"), "what was committed stays")
-			left, err := os.ReadDir(filepath.Join(a.state, "workspaces"))
+			left, err := os.ReadDir(filepath.Join(a.State, "workspaces"))
 			require.NoError(t, err)
 			require.Empty(t, left)
 		})
