@@ -102,10 +102,11 @@ var layers = []struct {
 	prefixes []string
 }{
 	{"programs", []string{"cmd/"}},
-	{"the command line", []string{"internal/cli"}},
+	{"the command line", []string{"internal/cli", "internal/mcp"}},
 	{"the public API's handlers", []string{"internal/rpc"}},
 	{"the agent", []string{"internal/agent"}},
 	{"runtimes and receiptd", []string{"internal/runtime", "internal/receiptd", "internal/config"}},
+	{"the public client", []string{"client"}},
 	{"libraries", []string{"pkg/"}},
 	{"the generated API", []string{"api/"}},
 }
@@ -138,6 +139,24 @@ func TestImportsPointDownwardsOnly(t *testing.T) {
 			require.GreaterOrEqual(t, below, layer, "%s (%s) imports %s (%s)", from, layers[layer].name, to, layers[below].name)
 		}
 	}
+}
+
+// Other people's programs import the client, and it brings them nothing of the agent.
+func TestThePublicClientIsSmall(t *testing.T) {
+	for _, p := range goList(t, []string{"CGO_ENABLED=0"}, "-deps", "./client") {
+		own, ok := strings.CutPrefix(p.ImportPath, module+"/")
+		require.False(t, ok && !slices.Contains([]string{
+			"client", "api/sandbox/v1", "api/sandbox/v1/sandboxv1connect", "pkg/receipt", "pkg/receipt/verify",
+		}, own), "client links %s", own)
+	}
+	modules, _ := linked(t, "./client")
+	require.Equal(t, []string{
+		"connectrpc.com/connect/v2",
+		"github.com/secure-systems-lab/go-securesystemslib",
+		"golang.org/x/crypto", // securesystemslib's
+		"golang.org/x/sys",    // the receipt's store
+		"google.golang.org/protobuf",
+	}, modules)
 }
 
 // allowedAmongPkg are the imports from one library to another.
@@ -201,6 +220,30 @@ func TestLibcontainerStaysBehindTheEmbeddedRuntime(t *testing.T) {
 			require.False(t, libcontainer.MatchString(imported), "%s imports %s: its API moves, so only internal/runtime/embedded may", from, imported)
 		}
 	}
+}
+
+// A tool that has no agent answers with an error (P14). What could start a process must not even be within reach; the SDK
+// itself has a transport that can, so it is named.
+func TestTheMCPServerCanStartNoProcess(t *testing.T) {
+	seen := 0
+	for _, p := range goList(t, nil, "-deps", "./internal/mcp") {
+		if p.Standard || p.Module.Path != module {
+			continue
+		}
+		seen++
+		require.NotContains(t, p.Imports, "os/exec", p.ImportPath)
+		if !strings.HasSuffix(p.ImportPath, "internal/mcp") {
+			continue
+		}
+		files, err := filepath.Glob(filepath.Join(p.Dir, "*.go"))
+		require.NoError(t, err)
+		for _, f := range files {
+			source, err := os.ReadFile(f)
+			require.NoError(t, err)
+			require.NotRegexp(t, `CommandTransport|StartProcess|ForkExec|syscall\.Exec`, string(source), f)
+		}
+	}
+	require.Greater(t, seen, 2)
 }
 
 func TestWhatNeedsRootAsksForItBeforeItBuildsAnything(t *testing.T) {
