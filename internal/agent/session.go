@@ -166,6 +166,7 @@ func (s *session) snapshot() *sandboxv1.Session {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	p := s.rec.proto()
+	p.Conditions = conditionsOf(&s.rec, s.agent.cfg)
 	if s.running != nil {
 		p.RunningExecId = s.running.intent.ExecID
 	}

@@ -50,6 +50,7 @@ func newApp(stdout, stderr io.Writer) *cli.Command {
 			serveCommand(),
 			sessionCommand(),
 			execCommand(),
+			mcpCommand(),
 			cancelCommand(),
 			gitCommand(),
 			guardCommand(),

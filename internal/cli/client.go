@@ -8,13 +8,14 @@ import (
 
 // clientFlags are the flags of a client command: its own, and those that every one has.
 func clientFlags(own ...cli.Flag) []cli.Flag {
-	return append(own,
-		&cli.StringFlag{
-			Name: "socket", Usage: "the agent's unix socket", Value: DefaultSocket,
-			Sources: cli.EnvVars("SANDBOX_AGENT_SOCKET"),
-		},
-		jsonFlag(),
-	)
+	return append(own, socketFlag(), jsonFlag())
+}
+
+func socketFlag() cli.Flag {
+	return &cli.StringFlag{
+		Name: "socket", Usage: "the agent's unix socket", Value: DefaultSocket,
+		Sources: cli.EnvVars("SANDBOX_AGENT_SOCKET"),
+	}
 }
 
 func jsonFlag() cli.Flag {

@@ -109,7 +109,9 @@ type Limits struct {
 	Timeout    Duration `json:"timeout"`
 	MaxTimeout Duration `json:"max_timeout"`
 	// OutputBytes are kept of each stream: half of them head, half tail.
-	OutputBytes  int64   `json:"output_bytes"`
+	OutputBytes int64 `json:"output_bytes"`
+	// SpillBytes is the most of each stream that a caller can have written to a file in the worktree as well; 0: nothing.
+	SpillBytes   int64   `json:"spill_bytes"`
 	CommandBytes int64   `json:"command_bytes"`
 	Pids         int64   `json:"pids"`
 	TmpBytes     int64   `json:"tmp_bytes"`
@@ -218,7 +220,7 @@ func Default(nodeMemory int64) Config {
 		Network: Network{Default: "none", Allowed: []string{"none"}},
 		Limits: Limits{
 			Timeout: Duration(2 * time.Minute), MaxTimeout: Duration(time.Hour), Grace: Duration(2 * time.Second),
-			OutputBytes: 262144, CommandBytes: maxCommandBytes, Pids: 512,
+			OutputBytes: 262144, SpillBytes: 16 << 20, CommandBytes: maxCommandBytes, Pids: 512,
 			TmpBytes: gib, HomeBytes: gib, MemoryBytes: memoryDefault(nodeMemory), Queue: 16, Sessions: 256,
 		},
 		Lifetime: Lifetime{

@@ -68,6 +68,7 @@ func (c *Config) ranges() []intRange {
 		d("limits.max_timeout", l.MaxTimeout, time.Second, 24*time.Hour),
 		d("limits.grace", l.Grace, 0, time.Minute),
 		{key: "limits.output_bytes", value: l.OutputBytes, low: 2, high: 16 << 20, unit: "bytes"},
+		{key: "limits.spill_bytes", value: l.SpillBytes, low: 0, high: 1 << 30, unit: "bytes (0: no files)"},
 		{key: "limits.command_bytes", value: l.CommandBytes, low: 1, high: maxCommandBytes, unit: "bytes"},
 		{key: "limits.pids", value: l.Pids, low: 8, high: 65536},
 		{key: "limits.tmp_bytes", value: l.TmpBytes, low: 1 << 20, high: 1 << 40, unit: "bytes"},
