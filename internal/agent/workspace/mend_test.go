@@ -37,7 +37,7 @@ func TestP12RemovingTakesAWorktreeAwayWhateverACommandDidToItsGitFolder(t *testi
 			require.NoError(t, plant(ws.MetaDir))
 			bounded, cancel := context.WithTimeout(t.Context(), time.Second)
 			defer cancel()
-			require.Error(t, removeWorktree(bounded, trusted(repo, ws.CommonDir, wt, Owner{UID: uid, GID: uid}), wt), "the control case: Git fails or hangs")
+			require.Error(t, removeWorktree(bounded, gitFor(t, ws), wt), "the control case: Git fails or hangs")
 
 			require.NoError(t, Remove(t.Context(), ws))
 			require.NoDirExists(t, wt)

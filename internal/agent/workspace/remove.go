@@ -20,7 +20,10 @@ func Remove(ctx context.Context, ws Workspace) error {
 		err = dropForeign(ws, owner)
 	}
 	if err == nil {
-		base := trusted(ws.Repository, ws.CommonDir, ws.Worktree, owner)
+		both := worktreeJail(ws, owner).Keep(ctx)
+		both.Timeout = checkoutTimeout
+		defer both.Close()
+		base := forWorktree(both, ws)
 		if err = removeAll(ctx, base, ws); err != nil {
 			if mendErr := mend(ws, owner); mendErr != nil {
 				err = errors.Join(err, mendErr)
@@ -38,7 +41,6 @@ func Remove(ctx context.Context, ws Workspace) error {
 // removeAll also removes folders that a command has closed to their owner (Go's module cache does that), and those that
 // are too deep for Git.
 func removeAll(ctx context.Context, base git, ws Workspace) error {
-	base.Timeout = checkoutTimeout
 	err := removeWorktree(ctx, base, ws.Worktree)
 	if err == nil {
 		return nil

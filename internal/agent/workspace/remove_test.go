@@ -75,7 +75,7 @@ func TestP12RemovingTakesAWorktreeAwayHoweverDeepItIs(t *testing.T) {
 			wt := testkit.Worktree(t, uid, repo, "b")
 			ws := Workspace{Repository: repo, CommonDir: filepath.Join(repo, ".git"), Worktree: wt, MetaDir: filepath.Join(repo, ".git", "worktrees", "wt-b")}
 			nest(t, in(ws), uid, deep)
-			require.Error(t, removeWorktree(t.Context(), trusted(repo, ws.CommonDir, wt, Owner{UID: uid, GID: uid}), wt), "the control case: it is too deep for Git")
+			require.Error(t, removeWorktree(t.Context(), gitFor(t, ws), wt), "the control case: it is too deep for Git")
 
 			require.NoError(t, Remove(t.Context(), ws))
 			require.NoDirExists(t, wt)

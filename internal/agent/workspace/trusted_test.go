@@ -127,10 +127,18 @@ func TestP12ALinkInTheRepositoryLeadsTrustedGitNowhere(t *testing.T) {
 	require.Empty(t, entries, "%v", err)
 }
 
+// gitFor is trusted Git as Undo and Remove have it.
+func gitFor(t *testing.T, ws Workspace) git {
+	t.Helper()
+	both := worktreeJail(ws, Owner{UID: uid, GID: uid}).Keep(t.Context())
+	t.Cleanup(both.Close)
+	return forWorktree(both, ws)
+}
+
 func TestTrustedGitAnswersAndFailsAsGitDoes(t *testing.T) {
 	repo, _ := setUp(t)
 	common := filepath.Join(repo, ".git")
-	g := trusted(repo, common, "", Owner{UID: uid, GID: uid})
+	g := gitFor(t, Workspace{Repository: repo, CommonDir: common})
 	out, err := g.Run(t.Context(), "rev-parse", "--git-dir")
 	require.NoError(t, err)
 	require.Equal(t, common, strings.TrimSpace(out))

@@ -17,7 +17,9 @@ func Undo(ctx context.Context, ws Workspace) error {
 	// Whatever ended the caller must not end this; Git's own time limit does.
 	ctx = context.WithoutCancel(ctx)
 	owner, err := hostfs.StatDir("repository", ws.Repository)
-	base := trusted(ws.Repository, ws.CommonDir, ws.Worktree, owner)
+	both := worktreeJail(ws, owner).Keep(ctx)
+	defer both.Close()
+	base := forWorktree(both, ws)
 	if ws.Created {
 		if err == nil {
 			err = removeWorktree(ctx, base, ws.Worktree)
@@ -41,6 +43,7 @@ func Undo(ctx context.Context, ws Workspace) error {
 }
 
 func removeWorktree(ctx context.Context, base git, worktree string) error {
+	base.Close() // a jail that stands has the worktree's folder also when that is gone
 	// Its failure may only say that Git had not begun; what counts is whether folder and entry go.
 	_, gitErr := base.Run(ctx, "worktree", "remove", "--force", "--", worktree)
 	if err := hostfs.RemoveMade(worktree); err != nil {

@@ -29,6 +29,8 @@ type Wanted struct {
 	// Branch and BaseRef say what to create; of a worktree that exists they must be true, or be empty.
 	Branch, BaseRef string
 	AllowRootOwned  bool
+	// Base is the jail of BaseGit for this repository, if the caller has one. It stays the caller's.
+	Base *gitjail.Kept
 }
 
 // Workspace is what was found or made.
@@ -72,7 +74,11 @@ func Open(ctx context.Context, w Wanted) (Workspace, error) {
 	if err := makeSealed(common, owner); err != nil {
 		return Workspace{}, err
 	}
-	base := trusted(w.Repository, common, w.Worktree, owner)
+	base := git{Kept: w.Base, common: common}
+	if !isBaseGit(w.Base, w.Repository, owner) {
+		base.Kept = BaseGit(ctx, w.Repository, common, owner)
+		defer base.Close()
+	}
 	if _, err := base.Run(ctx, "rev-parse", "--git-common-dir"); err != nil {
 		return Workspace{}, fmt.Errorf("%w: repository %s is not one that Git can read: %w", ErrRefused, w.Repository, err)
 	}
@@ -83,21 +89,23 @@ func Open(ctx context.Context, w Wanted) (Workspace, error) {
 			ErrRefused, w.Repository)
 	}
 	ws := Workspace{Repository: w.Repository, Worktree: w.Worktree, CommonDir: common, Owner: owner, BaseRef: w.BaseRef}
+	both := worktreeJail(ws, owner).Keep(ctx)
+	defer both.Close()
 	_, err = hostfs.StatDir("worktree", w.Worktree)
 	switch {
 	case errors.Is(err, os.ErrNotExist):
-		return create(ctx, base, ws, w)
+		return create(ctx, base, both, ws, w)
 	case err != nil:
 		return Workspace{}, err
 	}
-	if ws, err = adopt(ctx, base, ws, w.AllowRootOwned); err != nil {
+	if ws, err = adopt(ctx, both, ws, w.AllowRootOwned); err != nil {
 		return Workspace{}, err
 	}
-	return ws, checkAdopted(ctx, base, ws, w)
+	return ws, checkAdopted(ctx, base, both, ws, w)
 }
 
 // checkAdopted refuses wishes that an existing worktree does not fulfil, rather than to ignore them.
-func checkAdopted(ctx context.Context, base git, ws Workspace, w Wanted) error {
+func checkAdopted(ctx context.Context, base git, both *gitjail.Kept, ws Workspace, w Wanted) error {
 	on := "on branch " + ws.Branch
 	if ws.Branch == "" {
 		on = "on no branch (its HEAD is detached, as it is in the middle of a rebase)"
@@ -116,8 +124,7 @@ func checkAdopted(ctx context.Context, base git, ws Workspace, w Wanted) error {
 	if err != nil {
 		return err
 	}
-	in := inWorktree(ws, ws.Owner)
-	if _, err := in.Run(ctx, "merge-base", "--is-ancestor", id, "HEAD"); hung(err) {
+	if _, err := inWorktree(both, ws).Run(ctx, "merge-base", "--is-ancestor", id, "HEAD"); hung(err) {
 		return err
 	} else if err != nil {
 		return fmt.Errorf("%w: worktree %s exists and is %s, which does not come from base_ref %q: leave base_ref out to take it as it is, or name a worktree that does not exist",
@@ -126,31 +133,53 @@ func checkAdopted(ctx context.Context, base git, ws Workspace, w Wanted) error {
 	return nil
 }
 
-// trusted is Git in a base clone, for the sake of a worktree. Both folders are named, so that no file in the repository
-// says where they are (C/commondir would).
-func trusted(repository, common, worktree string, owner Owner) git {
-	return git{common: common, Jail: gitjail.Jail{
-		Dir: repository, Owner: owner, Env: []string{"GIT_DIR=" + common, "GIT_COMMON_DIR=" + common},
-		Mounts: []gitjail.Mount{gitjail.Same(common), gitjail.Same(worktree)},
-	}}
+// BaseGit is trusted Git in a base clone: it works in repository, and sees the clone's Git folder common and nothing else.
+// ctx bounds it; the caller closes it.
+func BaseGit(ctx context.Context, repository, common string, owner Owner) *gitjail.Kept {
+	return gitjail.Jail{Dir: repository, Owner: owner, Env: pinned(common), Mounts: []gitjail.Mount{gitjail.Same(common)}}.Keep(ctx)
+}
+
+func isBaseGit(k *gitjail.Kept, repository string, owner Owner) bool {
+	return k != nil && k.Dir == repository && k.Owner == owner
+}
+
+// pinned names both of a base clone's folders, so that no file in the repository says where they are (C/commondir would).
+func pinned(common string) []string { return []string{"GIT_DIR=" + common, "GIT_COMMON_DIR=" + common} }
+
+// worktreeJail sees a base clone's Git folder and the worktree; one that is not there yet when the jail is made is not there.
+func worktreeJail(ws Workspace, owner Owner) gitjail.Jail {
+	return gitjail.Jail{
+		Dir: ws.Repository, Owner: owner, Mounts: []gitjail.Mount{gitjail.Same(ws.CommonDir), gitjail.Same(ws.Worktree)},
+	}
+}
+
+// forWorktree is Git in a base clone, for the sake of a worktree.
+func forWorktree(both *gitjail.Kept, ws Workspace) git {
+	return git{Kept: both, common: ws.CommonDir, env: pinned(ws.CommonDir)}
 }
 
 // inWorktree is Git in a worktree, which finds its folders as any Git would.
-func inWorktree(ws Workspace, owner Owner) git {
-	return git{common: ws.CommonDir, Jail: gitjail.Jail{
-		Dir: ws.Worktree, Owner: owner, Mounts: []gitjail.Mount{gitjail.Same(ws.CommonDir), gitjail.Same(ws.Worktree)},
-	}}
+func inWorktree(both *gitjail.Kept, ws Workspace) git {
+	return git{Kept: both, common: ws.CommonDir, dir: ws.Worktree}
 }
 
 // git is trusted Git with the questions that this package asks.
 type git struct {
-	gitjail.Jail
-	common string // the base clone's Git folder
+	*gitjail.Kept
+	common string   // the base clone's Git folder
+	dir    string   // where it works; empty: in the jail's folder
+	env    []string // besides the jail's
 }
 
 // Run is Git's answer. Where its time was up the error says what it may have waited for.
 func (g git) Run(ctx context.Context, args ...string) (string, error) {
-	out, err := g.Jail.Run(ctx, args...)
+	return g.RunCall(ctx, gitjail.Call{Args: args})
+}
+
+// RunCall is Run with everything that a call can have.
+func (g git) RunCall(ctx context.Context, c gitjail.Call) (string, error) {
+	c.Dir, c.Env = g.dir, g.env
+	out, err := g.Kept.RunCall(ctx, c)
 	if errors.Is(err, context.DeadlineExceeded) {
 		err = explainHang(g.common, err)
 	}
@@ -251,7 +280,7 @@ func checkOwner(what, path string, o Owner, allowRoot bool) error {
 
 // create makes the branch, if it is new, and the worktree. The worktree's folder is made first, by descriptor and for the
 // owner, so that Git, which runs as that owner, needs no right in the folder above.
-func create(ctx context.Context, base git, ws Workspace, w Wanted) (Workspace, error) {
+func create(ctx context.Context, base git, both *gitjail.Kept, ws Workspace, w Wanted) (Workspace, error) {
 	if w.Worktree == ws.CommonDir || strings.HasPrefix(w.Worktree, ws.CommonDir+"/") {
 		return Workspace{}, fmt.Errorf("%w: worktree %s would lie inside the repository's Git folder %s: name a path outside of it",
 			ErrRefused, w.Worktree, ws.CommonDir)
@@ -267,15 +296,14 @@ func create(ctx context.Context, base git, ws Workspace, w Wanted) (Workspace, e
 	made, err := hostfs.MakeFor(w.Worktree, base.Owner)
 	ws.Created = made
 	if err == nil {
-		checkout := base
-		checkout.Timeout = checkoutTimeout
-		if _, err = checkout.Run(ctx, "worktree", "add", "--quiet", "--", w.Worktree, w.Branch); err != nil {
+		add := gitjail.Call{Args: []string{"worktree", "add", "--quiet", "--", w.Worktree, w.Branch}, Timeout: checkoutTimeout}
+		if _, err = forWorktree(both, ws).RunCall(ctx, add); err != nil {
 			err = fmt.Errorf("%w: creating worktree %s of %s: %w (if objects are missing: git -C %[3]s fsck names them)", ErrRefused, w.Worktree, w.Repository, err)
 		}
 	}
 	out := ws
 	if err == nil {
-		out, err = adopt(ctx, base, ws, w.AllowRootOwned)
+		out, err = adopt(ctx, both, ws, w.AllowRootOwned)
 	}
 	if err == nil {
 		return out, nil
@@ -380,7 +408,7 @@ func (g git) commit(ctx context.Context, ref string) (string, error) {
 }
 
 // adopt proves, by Git's own words from both sides, that the worktree is a linked worktree of the repository.
-func adopt(ctx context.Context, base git, ws Workspace, allowRoot bool) (Workspace, error) {
+func adopt(ctx context.Context, both *gitjail.Kept, ws Workspace, allowRoot bool) (Workspace, error) {
 	owner, err := hostfs.StatDir("worktree", ws.Worktree)
 	if err != nil {
 		return Workspace{}, err
@@ -403,9 +431,9 @@ func adopt(ctx context.Context, base git, ws Workspace, allowRoot bool) (Workspa
 	if err := checkOwner("worktree", ws.Worktree, owner, allowRoot); err != nil {
 		return Workspace{}, err
 	}
-	if owner != base.Owner {
+	if owner != both.Owner {
 		return Workspace{}, fmt.Errorf("%w: worktree %s belongs to %s, its repository %s to %s: both must have one owner (chown -R)",
-			ErrRefused, ws.Worktree, owner, ws.Repository, base.Owner)
+			ErrRefused, ws.Worktree, owner, ws.Repository, both.Owner)
 	}
 	if metaOwner, err := hostfs.StatDir("the worktree's Git folder", meta); err != nil {
 		return Workspace{}, err
@@ -420,8 +448,7 @@ func adopt(ctx context.Context, base git, ws Workspace, allowRoot bool) (Workspa
 	if err := checkFinished(ws, meta); err != nil {
 		return Workspace{}, err
 	}
-	in := inWorktree(ws, owner)
-	out, err := in.Run(ctx, "rev-parse", "--path-format=absolute", "--git-common-dir", "--git-dir", "--show-toplevel")
+	out, err := inWorktree(both, ws).Run(ctx, "rev-parse", "--path-format=absolute", "--git-common-dir", "--git-dir", "--show-toplevel")
 	if err != nil {
 		return Workspace{}, notLinked(err.Error())
 	}
@@ -439,7 +466,7 @@ func adopt(ctx context.Context, base git, ws Workspace, allowRoot bool) (Workspa
 	default:
 		ws.MetaDir = meta
 	}
-	list, err := base.Run(ctx, "worktree", "list", "--porcelain", "-z")
+	list, err := forWorktree(both, ws).Run(ctx, "worktree", "list", "--porcelain", "-z")
 	if err != nil {
 		return Workspace{}, err
 	}
