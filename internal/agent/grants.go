@@ -350,6 +350,7 @@ func (s *session) replaceGrants(check func() error, set *grantSet) error {
 	point("grants.recorded")
 	s.log.Info("grants replaced", "grants", len(set.names), "digest", set.digest)
 	s.withdrawQueued("the session's grants were replaced while it waited")
+	point("grants.withdrawn")
 	if s.state().HasSandbox() {
 		if _, err := s.stop("The session's grants were replaced."); err != nil {
 			return fmt.Errorf("%w: the grants of session %s are replaced, but its workspace stays reserved, because %w", ErrPrecondition, s.id, err)

@@ -3,7 +3,7 @@
 // afterwards is compared with what the commands really did: each appends a byte to a file of its own in the worktree,
 // which lies outside of everything that the agent keeps.
 //
-// The agent is built with the tag crashpoints (internal/agent/crashpoint_on.go). SANDBOX_TEST_LONG=1 tries every point in
+// The agent is built with the tag crashpoints (internal/runtime/crashpoint). SANDBOX_TEST_LONG=1 tries every point in
 // every operation, and 10,000 random histories instead of some hundreds.
 //
 // What is not tried here, because this can't be had without another machine: a jump of the node's wall clock (a time

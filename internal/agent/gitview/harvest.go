@@ -11,12 +11,14 @@ import (
 
 	"github.com/sandbox-agent/sandbox-agent/internal/agent/gitjail"
 	"github.com/sandbox-agent/sandbox-agent/internal/agent/hostfs"
+	"github.com/sandbox-agent/sandbox-agent/internal/runtime/crashpoint"
 	"github.com/sandbox-agent/sandbox-agent/pkg/gitguard"
 	"github.com/sandbox-agent/sandbox-agent/pkg/mounts"
 )
 
-// step is called at each point where a harvest or a refresh may be killed; tests kill there.
-var step = func(string) {}
+// step is called at each point where a harvest or a refresh may be killed; tests kill there, and tests/faults kills there
+// the whole agent.
+var step = func(name string) { crashpoint.At("gitview." + name) }
 
 // mostTries bounds how often refs are tried again when the base clone changes while they are written.
 const mostTries = 5

@@ -79,7 +79,7 @@ func (w *world) diesAt(point string) bool {
 
 func TestAHarvestThatIsKilledAnywhereIsCompletedByTheNext(t *testing.T) {
 	for _, point := range []string{
-		"locks removed", "objects stored", "refs decided", "refs moved", "before HEAD", "after HEAD", "before the index", "index locked",
+		"locks removed", "objects checked", "objects stored", "refs decided", "refs moved", "before HEAD", "after HEAD", "before the index", "index locked",
 		"after the index", "after the log", "before the state", "after the state",
 	} {
 		t.Run(point, func(t *testing.T) {

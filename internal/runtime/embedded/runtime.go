@@ -23,6 +23,7 @@ import (
 
 	receiptdv1 "github.com/sandbox-agent/sandbox-agent/api/receiptd/v1"
 	"github.com/sandbox-agent/sandbox-agent/internal/runtime"
+	"github.com/sandbox-agent/sandbox-agent/internal/runtime/crashpoint"
 )
 
 // Name is how configuration and records call this runtime.
@@ -183,12 +184,14 @@ func (r *Runtime) create(ctx context.Context, spec runtime.Spec) (*Sandbox, erro
 	if err := r.writeRecord(rec); err != nil {
 		return nil, err
 	}
+	crashpoint.At("runtime.announced")
 	st := &start{spec: spec, cgroup: rec.Cgroup}
 	defer st.Close()
 	defer keepWarm(all)()
 	if err := st.prepare(all); err != nil {
 		return nil, err
 	}
+	crashpoint.At("runtime.prepared")
 	if len(st.skeleton.shadowed) > 0 {
 		r.log.Warn("the workspace covers folders of the root file system", "sandbox", spec.SandboxID, "folders", st.skeleton.shadowed)
 	}
@@ -202,6 +205,7 @@ func (s *start) prepare(all []hierarchy) error {
 	var mountErr, cgroupErr error
 	wg.Go(func() {
 		if mountErr = s.prepareRoot(); mountErr == nil {
+			crashpoint.At("runtime.mounts-made")
 			s.userns, mountErr = ownUserNamespace(s.spec.IDs, s.spec.Pid1) // the mounts decide which host id a command gets
 		}
 	})
@@ -209,6 +213,7 @@ func (s *start) prepare(all []hierarchy) error {
 		var hs []hierarchy
 		if hs, cgroupErr = slotHierarchies(all, s.spec.Resources); cgroupErr == nil {
 			s.slots, cgroupErr = makeSlots(hs, s.cgroup, s.spec.Resources)
+			crashpoint.At("runtime.cgroups-made")
 		}
 	})
 	wg.Wait()
@@ -331,7 +336,10 @@ func (r *Runtime) run(ctx context.Context, st *start, rec record) (_ *Sandbox, e
 	}
 	cfg := containerConfig(spec, rootfs, st.cgroup, func(s *specs.State) error {
 		limits := rlimits(hardLimit(unix.RLIMIT_NOFILE, noFile), hardLimit(unix.RLIMIT_CORE, 0))
-		return errors.Join(limitInit(spec.IDs, s.Pid, limits), st.mounts.attach(s.Pid, rootfs))
+		crashpoint.At("runtime.init-waits")
+		err := errors.Join(limitInit(spec.IDs, s.Pid, limits), st.mounts.attach(s.Pid, rootfs))
+		crashpoint.At("runtime.mounts-attached")
+		return err
 	})
 	cfg.OomScoreAdj = oomScoreAdj(ownOOMScoreAdj())
 	cfg.Namespaces.Add(configs.NEWUSER, fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), st.userns.Fd()))
@@ -346,6 +354,7 @@ func (r *Runtime) run(ctx context.Context, st *start, rec record) (_ *Sandbox, e
 		if err != nil {
 			return fmt.Errorf("making the container: %w", err)
 		}
+		crashpoint.At("runtime.container-made")
 		if process, ready, err = startReceiptd(ctx, container, st); err != nil {
 			reapStages(tree{rec.Identity.Cgroups})
 		}
@@ -356,6 +365,7 @@ func (r *Runtime) run(ctx context.Context, st *start, rec record) (_ *Sandbox, e
 		return nil, err
 	}
 	defer ready.Close()
+	crashpoint.At("runtime.started")
 	sb, err := r.adopt(process, rec, viewOf(spec, st.slots))
 	if err != nil {
 		// Without a watcher nobody else reaps it. It may have ended by itself already.
@@ -363,6 +373,7 @@ func (r *Runtime) run(ctx context.Context, st *start, rec record) (_ *Sandbox, e
 		_, _ = process.Wait()
 		return nil, fmt.Errorf("%w; receiptd's log ends: %s", err, tail(logPath(spec.Dir)))
 	}
+	crashpoint.At("runtime.adopted")
 	if err := awaitReady(ctx, ready, spec.Dir); err != nil {
 		_ = sb.kill()
 		<-sb.exited

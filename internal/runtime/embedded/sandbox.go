@@ -16,6 +16,7 @@ import (
 
 	receiptdv1 "github.com/sandbox-agent/sandbox-agent/api/receiptd/v1"
 	"github.com/sandbox-agent/sandbox-agent/internal/runtime"
+	"github.com/sandbox-agent/sandbox-agent/internal/runtime/crashpoint"
 )
 
 // Sandbox is a running container.
@@ -193,6 +194,7 @@ func (s *Sandbox) end(ctx context.Context, ev *evidence) error {
 		return fmt.Errorf("stopping sandbox %s: %w: process %d has been killed and has not ended (%s): %w",
 			id.SandboxID, runtime.ErrNoEvidence, id.Pid, states(tree{id.Cgroups}.pids()), ctx.Err())
 	}
+	crashpoint.At("runtime.ended")
 	ev.add("pidfd", "process %d, start time %d, has ended, and its PID namespace with it", id.Pid, id.StartTime)
 	return nil
 }
@@ -306,6 +308,7 @@ func (r *Runtime) sweep(ctx context.Context, rec record, ev *evidence) error {
 	if err := t.remove(ctx); err != nil {
 		return fmt.Errorf("removing sandbox %s: %w: %s: %w", id.SandboxID, runtime.ErrNoEvidence, states(t.pids()), err)
 	}
+	crashpoint.At("runtime.cgroups-removed")
 	ev.add("cgroup_empty", "no cgroup of it is left in %d hierarchies", len(id.Cgroups))
 	for _, path := range append([]string{filepath.Join(r.containersDir(), id.SandboxID), id.Dir}, r.recordFiles(id.SandboxID)...) {
 		if path == "" {
@@ -314,6 +317,7 @@ func (r *Runtime) sweep(ctx context.Context, rec record, ev *evidence) error {
 		if err := os.RemoveAll(path); err != nil {
 			return fmt.Errorf("removing sandbox %s: %w: %w", id.SandboxID, runtime.ErrNoEvidence, err)
 		}
+		crashpoint.At("runtime.part-removed")
 	}
 	ev.add("deleted", "its container, its folder and its record are removed")
 	return nil

@@ -1,6 +1,6 @@
 //go:build crashpoints
 
-package agent
+package crashpoint
 
 import (
 	"os"
@@ -25,7 +25,9 @@ var crashing struct {
 	seen int
 }
 
-func point(name string) {
+// At is where the agent can be killed.
+func At(name string) {
+	name = strings.ReplaceAll(name, " ", "-")
 	crashing.Lock()
 	defer crashing.Unlock()
 	if path := os.Getenv(crashLogEnv); path != "" {
