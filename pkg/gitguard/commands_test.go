@@ -267,7 +267,7 @@ func TestGitKnowsEveryOptionOfTheList(t *testing.T) {
 		"diff-index": {"HEAD"}, "diff-tree": {"HEAD"}, "blame": {"a"}, "shortlog": {"HEAD"}, "rev-list": {"HEAD"}, "merge-base": {"HEAD", "HEAD"},
 		"ls-tree": {"HEAD"}, "cat-file": {"HEAD"}, "show-ref": {"refs/heads/main"}, "grep": {"pattern"}, "symbolic-ref": {"HEAD"},
 		"check-ignore": {"a"}, "reflog exists": {"HEAD"}, "rm": {"a"}, "mv": {"a", "z"}, "restore": {"a"}, "cherry-pick": {"HEAD"}, "revert": {"HEAD"},
-		"rebase": {"HEAD"}, "tag": {"v2"}, "merge": {"HEAD"},
+		"rebase": {"HEAD"}, "tag": {"v2"}, "merge": {"HEAD"}, "diff --merge-base": {"HEAD"},
 	}
 	ends := []string{"--abort", "--quit", "--continue"}
 	alone := map[string][]string{"merge": ends, "rebase": ends, "cherry-pick": ends, "revert": ends, "tag": {"-l", "--list", "-n"}}
@@ -299,9 +299,10 @@ func TestGitKnowsEveryOptionOfTheList(t *testing.T) {
 					}
 					args = append(args, value)
 				}
-				if o := operands[name]; o != nil && !slices.Contains(alone[name], option) {
-					args = append(args, o...)
+				if !slices.Contains(alone[name], option) {
+					args = append(args, operands[name]...)
 				}
+				args = append(args, operands[name+" "+option]...)
 				c, err := AllowGit(args)
 				require.NoError(t, err, args)
 				_, out := tryGit(t, dir, c.Args...)

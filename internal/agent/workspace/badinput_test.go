@@ -208,7 +208,7 @@ func TestRepositoriesThatCantBeSharedAreRefusedWithTheRemedy(t *testing.T) {
 		"with a lock of the branch left": {func(t *testing.T, repo, _ string) string {
 			plant(t, repo+"/.git/refs/heads/b.lock", "", 0o644)
 			return repo
-		}, []string{"b.lock': File exists", "remove the file manually"}},
+		}, []string{"b.lock': File exists", "remove the .lock file"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			repo, dir := setUp(t)

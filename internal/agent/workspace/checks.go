@@ -64,6 +64,10 @@ func checkWritable(common string, owner Owner) error {
 	}
 	return hostfs.AsOwner(owner, func() error {
 		for _, name := range folders {
+			var st unix.Stat_t
+			if err := unix.Fstatat(int(dir.Fd()), name, &st, 0); err == nil && st.Mode&unix.S_IFMT != unix.S_IFDIR {
+				continue // with the reftable format refs/heads is a file, for older programs to stop at
+			}
 			// AT_EACCESS: as the owner whom this thread acts for, and not as the agent.
 			err := unix.Faccessat(int(dir.Fd()), name, unix.W_OK|unix.X_OK, unix.AT_EACCESS)
 			// A link is Git's to refuse or follow, in its jail.

@@ -366,9 +366,17 @@ func makeBranch(ctx context.Context, base git, w Wanted) (start string, err erro
 	}
 	// The empty old value: the reference must not exist (git-update-ref(1)).
 	if _, err := base.Run(ctx, "update-ref", "-m", "branch: Created from "+from, ref, id, ""); err != nil {
-		return "", fmt.Errorf("%w: creating branch %q in %s: %w", ErrRefused, w.Branch, w.Repository, err)
+		return "", fmt.Errorf("%w: creating branch %q in %s: %w%s", ErrRefused, w.Branch, w.Repository, err, lockRemedy(err))
 	}
 	return id, nil
+}
+
+// lockRemedy is what to do where Git met another one's lock of files or of a reftable. Since 2.55 Git itself doesn't say.
+func lockRemedy(err error) string {
+	if strings.Contains(err.Error(), ".lock': File exists") || strings.Contains(err.Error(), "cannot lock references") {
+		return " (if no Git is at work there, one was killed: remove the .lock file that it left)"
+	}
+	return ""
 }
 
 // checkStart refuses a base_ref that a branch which exists is not at. That it is at it can be an earlier try's work.
