@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	sandboxv1 "github.com/sandbox-agent/sandbox-agent/api/sandbox/v1"
 	"github.com/sandbox-agent/sandbox-agent/internal/agent/gitjail"
 	"github.com/sandbox-agent/sandbox-agent/internal/agent/hostfs"
 	"github.com/sandbox-agent/sandbox-agent/internal/agent/workspace"
@@ -24,7 +25,8 @@ import (
 // guard judges a repository before any Git runs in it for a session's sake: even a checkout runs programs that a
 // configuration names. It gives what does not refuse the layout but will be different in the sandbox. What is no base
 // clone is left to workspace.Open, which says what is wrong with it.
-func guard(ctx context.Context, repository, layout string) ([]gitguard.Finding, error) {
+func guard(ctx context.Context, w *sandboxv1.Workspace) ([]gitguard.Finding, error) {
+	repository, layout := w.GetRepository(), w.GetGitLayout()
 	owner, err := hostfs.StatDir("repository", repository)
 	if err != nil {
 		return nil, workspaceError(err)
@@ -37,11 +39,23 @@ func guard(ctx context.Context, repository, layout string) ([]gitguard.Finding, 
 		Dir: repository, Owner: owner, Env: []string{"GIT_DIR=" + common, "GIT_COMMON_DIR=" + common},
 		Mounts: []gitjail.Mount{gitjail.Same(repository)},
 	}
-	report, err := gitguard.CheckRepository(ctx, repository, jail.Run)
+	report, err := gitguard.CheckRepository(ctx, repository, jail.Run, checkedOut(w))
 	if err != nil {
 		return nil, guardError(err)
 	}
 	return acceptable(repository, layout, report.Findings)
+}
+
+// checkedOut names the commit that the worktree has, or will be made from: of a branch that exists it is the branch's, and
+// a base_ref that is named must be the same. Empty: the repository's HEAD.
+func checkedOut(w *sandboxv1.Workspace) string {
+	if head := gitguard.WorktreeHead(w.GetWorktree()); head != "" {
+		return head
+	}
+	if w.GetBaseRef() != "" || w.GetBranch() == "" {
+		return w.GetBaseRef()
+	}
+	return "refs/heads/" + w.GetBranch()
 }
 
 // commonDir is the Git folder of a base clone, plain or bare; empty when it is neither.

@@ -142,7 +142,7 @@ func (a *Agent) makeSession(ctx context.Context, r *sandboxv1.CreateSessionReque
 	if err := a.checkNotDeleting(w.GetWorktree()); err != nil {
 		return nil, err
 	}
-	found, err := guard(ctx, w.GetRepository(), w.GetGitLayout())
+	found, err := guard(ctx, w)
 	if err != nil {
 		return nil, err
 	}

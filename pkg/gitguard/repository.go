@@ -19,7 +19,8 @@ type Report struct {
 	// CommonDir is the base clone's Git folder.
 	CommonDir string    `json:"commonDir"`
 	Findings  []Finding `json:"findings"`
-	// Attributes says that the attributes and the submodules of HEAD's tree were looked at.
+	// Attributes says that the attributes and the submodules in the tree of HEAD, and of what else was named, were looked
+	// at.
 	Attributes bool `json:"attributes"`
 }
 
@@ -45,44 +46,56 @@ func FindRepository(path string) (repository, commonDir string, err error) {
 		return "", "", fmt.Errorf("%w: %s: name it by its absolute path", ErrNoRepository, plain(path))
 	}
 	path = filepath.Clean(path)
-	repository, commonDir, err = findRepository(path)
+	repository, commonDir, _, err = findRepository(path)
 	if err != nil {
 		return "", "", fmt.Errorf("%w: %s: %w", ErrNoRepository, plain(path), err)
 	}
 	return repository, commonDir, nil
 }
 
-func findRepository(path string) (repository, commonDir string, err error) {
+// WorktreeHead is what a base clone calls the HEAD of its linked worktree at path (git-worktree(1), refs); empty when none
+// is there. Like FindRepository it looks, and runs nothing.
+func WorktreeHead(path string) string {
+	_, _, meta, err := findRepository(path)
+	if err != nil || meta == "" {
+		return ""
+	}
+	return "worktrees/" + filepath.Base(meta) + "/HEAD"
+}
+
+// findRepository also gives the Git folder of a linked worktree, where path is one.
+func findRepository(path string) (repository, commonDir, meta string, err error) {
 	if err := folder(path); err != nil {
-		return "", "", err
+		return "", "", "", err
 	}
 	// As Git does, .git first: what lies beside it in a worktree can look like a bare repository.
 	dot := filepath.Join(path, ".git")
 	if isGitFolder(dot) {
-		return path, dot, nil
+		return path, dot, "", nil
 	}
 	pointer, err := readRegular(dot, unix.PathMax+16)
 	if errors.Is(err, os.ErrNotExist) {
 		if isGitFolder(path) {
-			return whoseGitFolder(path), path, nil
+			return whoseGitFolder(path), path, "", nil
 		}
-		return "", "", errors.New("it has no .git and is none itself: name a clone, a bare repository or a linked worktree by its top folder")
+		return "", "", "", errors.New("it has no .git and is none itself: name a clone, a bare repository or a linked worktree by its top folder")
 	}
 	if err != nil {
-		return "", "", fmt.Errorf("its .git: %w", err)
+		return "", "", "", fmt.Errorf("its .git: %w", err)
 	}
-	meta, ok := strings.CutPrefix(strings.TrimRight(string(pointer), "\r\n"), "gitdir: ")
+	var ok bool
+	meta, ok = strings.CutPrefix(strings.TrimRight(string(pointer), "\r\n"), "gitdir: ")
 	if !ok || meta == "" {
-		return "", "", errors.New("its .git file names no Git folder")
+		return "", "", "", errors.New("its .git file names no Git folder")
 	}
 	if !filepath.IsAbs(meta) {
 		meta = filepath.Join(path, meta)
 	}
 	commonDir = filepath.Dir(filepath.Dir(filepath.Clean(meta)))
 	if filepath.Base(filepath.Dir(meta)) != "worktrees" || !isGitFolder(commonDir) {
-		return "", "", fmt.Errorf("its .git names %s, which is no linked worktree of a clone (a submodule, or git init --separate-git-dir): name a clone", plain(meta))
+		return "", "", "", fmt.Errorf("its .git names %s, which is no linked worktree of a clone (a submodule, or git init --separate-git-dir): name a clone", plain(meta))
 	}
-	return whoseGitFolder(commonDir), commonDir, nil
+	return whoseGitFolder(commonDir), commonDir, meta, nil
 }
 
 func whoseGitFolder(commonDir string) string {
@@ -117,10 +130,11 @@ func isGitFolder(path string) bool {
 }
 
 // CheckRepository checks the repository that path belongs to (see FindRepository): its configuration, its Git folder,
-// and, unless run is nil or something that refuses every layout was found before, with Git the attributes in HEAD's tree.
-// The findings have their lines. It fails with ErrNoRepository or ErrConfig where there is nothing to judge, and with
-// run's error.
-func CheckRepository(ctx context.Context, path string, run Runner) (Report, error) {
+// and, unless run is nil or something that refuses every layout was found before, with Git the attributes in the trees of
+// HEAD, of the HEAD of the linked worktree that path is, and of the commits that more names, as rev-parse reads them; those
+// that name none are passed over. The findings have their lines. It fails with ErrNoRepository or ErrConfig where there is
+// nothing to judge, and with run's error.
+func CheckRepository(ctx context.Context, path string, run Runner, more ...string) (Report, error) {
 	var r Report
 	var err error
 	if r.Repository, r.CommonDir, err = FindRepository(path); err != nil {
@@ -128,7 +142,7 @@ func CheckRepository(ctx context.Context, path string, run Runner) (Report, erro
 	}
 	config, err := ReadConfig(ctx, filepath.Join(r.CommonDir, "config"))
 	if err != nil {
-		return Report{}, err
+		return r, err
 	}
 	r.Findings = config.Locate(ctx, config.Judge())
 	files, err := checkGitFolder(r.CommonDir)
@@ -139,12 +153,49 @@ func CheckRepository(ctx context.Context, path string, run Runner) (Report, erro
 	if run == nil || len(r.Refused(layoutIsolated)) > 0 {
 		return r, nil
 	}
-	tree, err := checkTree(ctx, run, config)
+	trees, err := checkTrees(ctx, run, config, append([]string{WorktreeHead(path)}, more...))
 	if err != nil {
 		return Report{}, fmt.Errorf("looking at the attributes in %s: %w", plain(r.Repository), err)
 	}
-	r.Attributes, r.Findings = true, append(r.Findings, tree...)
+	r.Attributes, r.Findings = true, append(r.Findings, trees...)
 	return r, nil
+}
+
+// checkTrees looks at HEAD's tree, and at those of other commits. What was found in one is not said again of another.
+func checkTrees(ctx context.Context, run Runner, config Config, more []string) ([]Finding, error) {
+	found, err := checkTree(ctx, run, config, "HEAD", "HEAD")
+	if err != nil {
+		return nil, err
+	}
+	for _, name := range more {
+		// A name that is an option, or several commits, is none that a worktree is made from.
+		if name == "" || strings.ContainsAny(name[:1], "-^") || strings.Contains(name, "..") {
+			continue
+		}
+		tree, err := run(ctx, "rev-parse", "--verify", "--quiet", name+"^{commit}^{tree}")
+		if err != nil {
+			if ctx.Err() != nil {
+				return nil, err
+			}
+			continue
+		}
+		in, err := checkTree(ctx, run, config, plain(name), strings.TrimSpace(tree))
+		if err != nil {
+			return nil, err
+		}
+		for _, f := range in {
+			if !slices.ContainsFunc(found, func(g Finding) bool { return inTreeOf(g) == inTreeOf(f) && g.Kind == f.Kind }) {
+				found = append(found, f)
+			}
+		}
+	}
+	return found, nil
+}
+
+// inTreeOf is a finding's file without the name of the commit in whose tree it is.
+func inTreeOf(f Finding) string {
+	_, file, _ := strings.Cut(f.File, ":")
+	return file
 }
 
 // The empty tree of each object format; Git knows them without having them.
@@ -156,31 +207,34 @@ const (
 // inTree matches the lines that count: a filter in an attributes file, a submodule in .gitmodules.
 const inTree = `(^[[:space:]]*[^#[:space:]].*[[:space:]]filter=)|(^[[:space:]]*\[submodule)`
 
-// checkTree asks Git which of HEAD's attributes files name a filter. It asks for what HEAD adds to nothing: unlike git
-// grep, that is no failure when nothing is found.
-func checkTree(ctx context.Context, run Runner, config Config) ([]Finding, error) {
+// checkTree asks Git which attributes files of a tree name a filter. It asks for what the tree adds to nothing: unlike git
+// grep, that is no failure when nothing is found. said is what a finding calls it.
+func checkTree(ctx context.Context, run Runner, config Config, said, tree string) ([]Finding, error) {
 	nothing := emptyTree
 	if slices.ContainsFunc(config.Entries, func(e Entry) bool { return e.Key == "extensions.objectformat" && e.Value == "sha256" }) {
 		nothing = emptyTreeSHA256
 	}
 	out, err := run(ctx, "diff-tree", "-r", "-z", "--name-only", "--text", "--no-ext-diff", "--no-textconv", "--no-renames", "-G"+inTree,
-		nothing, "HEAD", "--", ":(glob)**/.gitattributes", ":(top,literal).gitmodules")
-	if err != nil {
+		nothing, tree, "--", ":(glob)**/.gitattributes", ":(top,literal).gitmodules")
+	switch {
+	case err != nil && tree == "HEAD":
 		return unreadableHead(ctx, run, err)
+	case err != nil:
+		return nil, err
 	}
 	var found []Finding
 	for _, name := range strings.FieldsFunc(out, func(r rune) bool { return r == 0 }) {
 		if name == ".gitmodules" {
-			found = append(found, Finding{File: "HEAD:.gitmodules", Kind: Note,
+			found = append(found, Finding{File: said + ":.gitmodules", Kind: Note,
 				Why:    "the repository has submodules: their folders stay empty in a new worktree, and sandbox-agent git does not go into them",
 				Remedy: "nothing to do where commands need none; else use the submodule's own clone as a session's repository"})
 			continue
 		}
-		found = append(found, Finding{File: "HEAD:" + plain(name), Kind: Attribute,
+		found = append(found, Finding{File: said + ":" + plain(name), Kind: Attribute,
 			Why:    "it has filter= for some files: without the filter's program (Git LFS is one) they would be changed when they are added",
 			Remedy: "use a repository without filters, or take the attribute out and commit the files as they are"})
 	}
-	return bounded(found, "HEAD"), nil
+	return bounded(found, said), nil
 }
 
 // unreadableHead tells a HEAD without a commit from a repository in which Git can't work.

@@ -240,3 +240,34 @@ func TestWhatGitSaysOfARepositoryThatItCannotReadIsPassedOn(t *testing.T) {
 	require.ErrorIs(t, err, os.ErrPermission)
 	require.ErrorContains(t, err, repo)
 }
+
+// A worktree is not always made from HEAD.
+func TestTheTreesOfOtherCommitsAreLookedAtToo(t *testing.T) {
+	repo := testRepo(t)
+	git(t, repo, "checkout", "-q", "-b", "lfs")
+	require.NoError(t, os.WriteFile(repo+"/.gitattributes", []byte("*.bin filter=lfs\n"), 0o644))
+	git(t, repo, "add", ".gitattributes")
+	git(t, repo, "commit", "-q", "-m", "Large files")
+	git(t, repo, "checkout", "-q", "-")
+	linked := filepath.Join(t.TempDir(), "linked")
+	git(t, repo, "worktree", "add", "-q", linked, "lfs")
+	require.Equal(t, "worktrees/linked/HEAD", WorktreeHead(linked))
+	require.Empty(t, WorktreeHead(repo))
+	run := inRepo(t, repo+"/.git")
+	look := func(path string, more ...string) []Finding {
+		r, err := CheckRepository(t.Context(), path, run, more...)
+		require.NoError(t, err)
+		require.True(t, r.Attributes)
+		return r.Findings
+	}
+	for _, none := range []string{"", "HEAD", "nothing", "-h", "^lfs", "HEAD..lfs", "\xff"} {
+		require.Empty(t, look(repo, none), none)
+	}
+	for _, name := range []string{"lfs", "refs/heads/lfs", "lfs^0", "worktrees/linked/HEAD"} {
+		found := look(repo, name, name)
+		require.Len(t, found, 1, name)
+		require.Equal(t, Attribute, found[0].Kind)
+		require.Equal(t, name+":.gitattributes", found[0].File)
+	}
+	require.Equal(t, "worktrees/linked/HEAD:.gitattributes", look(linked)[0].File)
+}
