@@ -144,9 +144,39 @@ func TestWhoLosesARaceForTheBranchIsToldAndNothingIsLost(t *testing.T) {
 	require.Equal(t, "From inside\n", n.base(s, "log", "-1", "--format=%s", c.GetSessionId()))
 	require.Contains(t, n.base(s, "for-each-ref", "--format=%(objectname)", "refs/sandboxes/s/"), c.GetSessionId())
 
-	r = n.ok("s", "e2", "git merge -q --no-edit "+other)
+	// It is told once, and stands in the record, whatever else arrives.
+	r = n.ok("s", "e2", "git branch beside")
+	require.Equal(t, gitview.Harvested, r.GetHarvest().GetStatus(), r.GetHarvest().GetDetail())
+	require.Empty(t, r.GetHarvest().GetConflicts())
+	stands := n.get("s").GetLastHarvest()
+	require.Equal(t, gitview.Conflicts, stands.GetStatus())
+	require.True(t, proto.Equal(c, stands.GetConflicts()[0]))
+	asked, err := n.agent.Harvest(n.ctx(), &sandboxv1.HarvestRequest{SessionId: "s"})
+	require.NoError(t, err)
+	require.Equal(t, gitview.Conflicts, asked.GetStatus(), "who asks is told of it again")
+
+	r = n.ok("s", "e3", "git merge -q --no-edit "+other)
 	require.Equal(t, gitview.Harvested, r.GetHarvest().GetStatus(), r.GetHarvest().GetConflict()+r.GetHarvest().GetDetail())
 	require.Equal(t, "From inside\nSomebody else's\n", n.base(s, "log", "--format=%s", "--no-merges", "-2", "--author-date-order", "work"))
+}
+
+func TestAConflictThatIsResolvedInTheBaseCloneIsOverWithTheNextHarvest(t *testing.T) {
+	n := newNode(t)
+	s := n.session("s")
+	n.ok("s", "e0", "git branch theirs && git switch -q theirs && git commit -q --allow-empty -m One")
+	mine := strings.TrimSpace(n.base(s, "rev-parse", "theirs"))
+	n.base(s, "worktree", "add", "-q", "--detach", filepath.Join(filepath.Dir(s.GetWorkspace().GetRepository()), "elsewhere"))
+	elsewhere := filepath.Join(filepath.Dir(s.GetWorkspace().GetRepository()), "elsewhere")
+	testkit.GitAs(t, owner, elsewhere, "switch", "-q", "--ignore-other-worktrees", "theirs")
+	r := n.ok("s", "e1", "git commit -q --allow-empty -m Two")
+	require.Equal(t, gitview.Conflicts, r.GetHarvest().GetStatus(), r.GetHarvest().GetDetail())
+	require.Equal(t, mine, strings.TrimSpace(n.base(s, "rev-parse", "theirs")))
+
+	testkit.GitAs(t, owner, elsewhere, "merge", "-q", "--ff-only", r.GetHarvest().GetConflicts()[0].GetSessionId())
+	h, err := n.agent.Harvest(n.ctx(), &sandboxv1.HarvestRequest{SessionId: "s"})
+	require.NoError(t, err)
+	require.Equal(t, gitview.Harvested, h.GetStatus(), h.GetConflict()+h.GetDetail())
+	require.Empty(t, n.get("s").GetLastHarvest().GetConflict())
 }
 
 func TestP6ACommitMadeWhileNoAgentWasThereArrivesWithTheNextOne(t *testing.T) {
@@ -500,4 +530,31 @@ func TestP12WhatACommandPlantedInItsGitFolderHindersNobodyButItself(t *testing.T
 			require.Equal(t, "Goes on\n", n.base(s, "log", "-1", "--format=%s", "work"))
 		})
 	}
+}
+
+func TestARepositoryIsRefusedForTheTreeThatTheWorktreeIsMadeFrom(t *testing.T) {
+	n := newNode(t)
+	repo := testkit.Repo(t, owner)
+	git := func(args ...string) { t.Helper(); testkit.GitAs(t, owner, repo, args...) }
+	git("switch", "-q", "-c", "lfs")
+	require.NoError(t, os.WriteFile(filepath.Join(repo, ".gitattributes"), []byte("*.bin filter=lfs\n"), 0o644))
+	git("add", ".gitattributes")
+	git("commit", "-q", "-m", "Large files")
+	git("switch", "-q", "main")
+	wt := filepath.Join(filepath.Dir(repo), "wt")
+	create := func(w *sandboxv1.Workspace) error {
+		w.Repository, w.Worktree = repo, wt
+		_, err := n.agent.CreateSession(n.ctx(), &sandboxv1.CreateSessionRequest{Workspace: w})
+		return err
+	}
+	for _, w := range []*sandboxv1.Workspace{{Branch: "new", BaseRef: "lfs"}, {Branch: "lfs"}} {
+		err := create(w)
+		require.ErrorIs(t, err, ErrInvalid)
+		require.ErrorContains(t, err, "lfs:.gitattributes: it has filter=")
+		require.NoDirExists(t, wt)
+	}
+	git("worktree", "add", "-q", wt, "lfs")
+	require.ErrorContains(t, create(&sandboxv1.Workspace{}), "worktrees/wt/HEAD:.gitattributes")
+	git("-C", wt, "checkout", "-q", "--detach", "main")
+	require.NoError(t, create(&sandboxv1.Workspace{}), "the control case")
 }

@@ -55,6 +55,20 @@ func TestDeletingAWorkspaceRefusesToLoseWorkUnlessForced(t *testing.T) {
 	})
 }
 
+func TestDeletingAWorkspaceRefusesToLoseATagThatWasNeverExported(t *testing.T) {
+	n := newNode(t)
+	s := n.session("s")
+	n.ok("s", "e1", commitNew+" && git tag -a -m 'What was done' v1")
+	_, err := n.deleteWorkspace(&sandboxv1.DeleteWorkspaceRequest{SessionId: "s"})
+	require.ErrorIs(t, err, ErrPrecondition)
+	require.ErrorContains(t, err, "refs/tags/v1")
+	require.DirExists(t, s.GetWorkspace().GetWorktree())
+	n.base(s, "tag", "v1", strings.TrimSpace(n.base(s, "rev-parse", "refs/sandboxes/s/tags/v1")))
+	_, err = n.deleteWorkspace(&sandboxv1.DeleteWorkspaceRequest{SessionId: "s"})
+	require.NoError(t, err)
+	require.Equal(t, "tag\n", n.base(s, "cat-file", "-t", "v1"))
+}
+
 func TestAWorkspaceWithoutUnsavedWorkIsDeletedAtOnceAndTheWorktreeCanBeMadeAgain(t *testing.T) {
 	n := newNode(t)
 	s := n.session("s")
