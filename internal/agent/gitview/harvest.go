@@ -98,8 +98,9 @@ func (h *harvest) run(ctx context.Context) error {
 	}
 	h.Status = Unchanged
 	h.changed = before.changed(now)
-	if len(h.changed) == 0 && !v.state.Pending {
-		v.settled, h.Standing = true, v.state.Told
+	// A conflict is looked at each time: what ends it can be in the base clone alone.
+	if len(h.changed) == 0 && !v.state.Pending && len(v.state.Told) == 0 {
+		v.settled = true
 		return nil
 	}
 	h.j = v.jails(ctx)
@@ -704,7 +705,8 @@ func (h *harvest) tellOnce() (resolved bool) {
 	}
 	var news []Conflict
 	for _, c := range h.verdict.conflicts {
-		if among(v.state.Told, c) {
+		// One that keeps the base clone's changes out of the session is told until it doesn't.
+		if among(v.state.Told, c) && v.state.HeldBack == "" {
 			h.Standing = append(h.Standing, c)
 		} else {
 			news = append(news, c)
