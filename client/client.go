@@ -88,11 +88,19 @@ func (c *Client) Keys() *Keyring { return c.keys }
 // Close closes the connections that wait for the next call. The Client can still be used.
 func (c *Client) Close() { c.transport.CloseIdleConnections() }
 
-// NewID makes an id that nobody else makes and that sorts by time, for a session or an exec.
-func NewID(prefix string) string {
-	var b [6]byte
-	rand.Read(b[:])
-	return prefix + time.Now().UTC().Format("20060102T150405") + "-" + hex.EncodeToString(b[:])
+// NewExecID makes an exec id that nobody else makes, and that sorts by time.
+func NewExecID() string {
+	return "x-" + time.Now().UTC().Format("20060102T150405") + "-" + randomHex(6)
+}
+
+// NewSessionID makes a session id that nobody else makes.
+func NewSessionID() string { return "s-" + randomHex(8) }
+
+// randomHex: crypto/rand.Read never fails (Go 1.24).
+func randomHex(n int) string {
+	b := make([]byte, n)
+	rand.Read(b)
+	return hex.EncodeToString(b)
 }
 
 // CreateSession makes a session, a worktree and a sandbox, or gives the session that the same request made before: an id
@@ -103,7 +111,7 @@ func NewID(prefix string) string {
 func (c *Client) CreateSession(ctx context.Context, r *sandboxv1.CreateSessionRequest) (*sandboxv1.Session, error) {
 	r = proto.CloneOf(r)
 	if r.GetSessionId() == "" {
-		r.SessionId = NewID("s-")
+		r.SessionId = NewSessionID()
 	}
 	p := c.newPatience()
 	for {

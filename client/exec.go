@@ -47,7 +47,7 @@ func (c *Client) Exec(ctx context.Context, r *sandboxv1.ExecRequest) (*Result, e
 func withID(r *sandboxv1.ExecRequest) *sandboxv1.ExecRequest {
 	r = proto.CloneOf(r)
 	if r.GetExecId() == "" {
-		r.ExecId = NewID("x-")
+		r.ExecId = NewExecID()
 	}
 	return r
 }

@@ -26,14 +26,14 @@ func runCancel(ctx context.Context, c *cli.Command) error {
 		return err
 	}
 	cl := newClient(c)
-	res, err := cl.Execs.CancelExec(ctx, &sandboxv1.CancelExecRequest{SessionId: a[0], ExecId: a[1], OwnerEpoch: c.Uint64("owner-epoch")})
-	if err != nil {
+	res, err := cl.CancelExec(ctx, &sandboxv1.CancelExecRequest{SessionId: a[0], ExecId: a[1], OwnerEpoch: c.Uint64("owner-epoch")})
+	if res == nil {
 		return cl.Explain("cancelling exec "+a[1], err)
 	}
-	if err := showCancelled(c, res.GetResult()); err != nil {
+	if err := showCancelled(c, res.ExecResult); err != nil {
 		return err
 	}
-	if res.GetResult().GetStatus() == sandboxv1.ExecResult_UNCERTAIN {
+	if res.GetStatus() == sandboxv1.ExecResult_UNCERTAIN {
 		return &exitError{code: ExitUncertain, err: errSilent}
 	}
 	return nil

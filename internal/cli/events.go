@@ -4,17 +4,14 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"time"
 
-	"connectrpc.com/connect/v2"
 	"github.com/urfave/cli/v3"
 	"google.golang.org/protobuf/encoding/protojson"
 
 	sandboxv1 "github.com/sandbox-agent/sandbox-agent/api/sandbox/v1"
-	"github.com/sandbox-agent/sandbox-agent/internal/cli/client"
 )
 
 func eventsCommand() *cli.Command {
@@ -37,80 +34,22 @@ func runEvents(ctx context.Context, c *cli.Command) error {
 	if _, err := args(c); err != nil {
 		return err
 	}
-	w := &eventWatch{
-		client: newClient(c), out: c.Root().Writer, asJSON: c.Bool("json"),
-		req: &sandboxv1.WatchEventsRequest{SessionId: c.String("session"), Cursor: c.String("cursor"), UntilNow: !c.Bool("follow")},
-	}
-	wait := firstRetryWait
-	for {
-		seen := w.req.GetCursor()
-		err := w.once(ctx)
-		switch {
-		case err == nil:
-			return nil
-		case ctx.Err() != nil && !w.req.GetUntilNow():
-			return nil // that is how following ends
-		case w.req.GetUntilNow() || !w.comesBack(err):
-			return w.client.Explain("reading events", err)
-		}
-		if w.req.GetCursor() != seen {
-			wait = firstRetryWait
-		}
-		select {
-		case <-time.After(wait):
-			wait = min(2*wait, maxRetryWait)
-		case <-ctx.Done():
-			return nil
-		}
-	}
-}
-
-// eventWatch is one reading of the events, over as many connections as it takes.
-type eventWatch struct {
-	client *client.Client
-	req    *sandboxv1.WatchEventsRequest
-	out    io.Writer
-	asJSON bool
-	// reached: an agent has answered.
-	reached bool
-}
-
-// errOutput: this program's own output can't be written.
-var errOutput = errors.New("writing the events")
-
-// once reads one stream to its end. Each event moves the cursor on.
-func (w *eventWatch) once(ctx context.Context) error {
-	stream, err := w.client.Sessions.WatchEvents(ctx, w.req)
-	if err != nil {
-		return err
-	}
-	defer stream.Close()
-	for {
-		m, err := stream.Receive()
-		if errors.Is(err, io.EOF) {
-			return nil
-		}
+	cl := newClient(c)
+	for e, err := range cl.WatchEvents(ctx, &sandboxv1.WatchEventsRequest{
+		SessionId: c.String("session"), Cursor: c.String("cursor"), UntilNow: !c.Bool("follow"),
+	}) {
 		if err != nil {
-			return err
+			return cl.Explain("reading events", err)
 		}
-		w.reached = true
-		if err := w.show(m.GetEvent()); err != nil {
-			return fmt.Errorf("%w: %w", errOutput, err)
+		if err := showEvent(c.Root().Writer, e, c.Bool("json")); err != nil {
+			return fmt.Errorf("writing the events: %w", err)
 		}
-		w.req.Cursor = m.GetEvent().GetCursor()
 	}
+	return nil
 }
 
-// comesBack says whether a follower asks again: the agent was there, and is being restarted.
-func (w *eventWatch) comesBack(err error) bool {
-	if !w.reached || errors.Is(err, errOutput) {
-		return false
-	}
-	return client.ConnectionLost(err) || connect.CodeOf(err) == connect.CodeUnavailable
-}
-
-func (w *eventWatch) show(e *sandboxv1.Event) error {
-	if w.asJSON {
+func showEvent(w io.Writer, e *sandboxv1.Event, asJSON bool) error {
+	if asJSON {
 		b, err := protojson.MarshalOptions{EmitDefaultValues: true}.Marshal(e)
 		if err != nil {
 			return err
@@ -120,7 +59,7 @@ func (w *eventWatch) show(e *sandboxv1.Event) error {
 			return err
 		}
 		line.WriteByte('\n')
-		_, err = w.out.Write(line.Bytes())
+		_, err = w.Write(line.Bytes())
 		return err
 	}
 	or := func(s string) string {
@@ -129,7 +68,7 @@ func (w *eventWatch) show(e *sandboxv1.Event) error {
 		}
 		return s
 	}
-	_, err := fmt.Fprintf(w.out, "%s  %s  %s  %s  %s  %s\n", e.GetCursor(), e.GetAt().AsTime().Format(time.RFC3339Nano),
+	_, err := fmt.Fprintf(w, "%s  %s  %s  %s  %s  %s\n", e.GetCursor(), e.GetAt().AsTime().Format(time.RFC3339Nano),
 		or(e.GetSessionId()), e.GetKind(), or(e.GetExecId()), e.GetDetail())
 	return err
 }

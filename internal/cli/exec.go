@@ -2,8 +2,6 @@ package cli
 
 import (
 	"context"
-	"crypto/rand"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
@@ -14,6 +12,7 @@ import (
 	"github.com/urfave/cli/v3"
 
 	sandboxv1 "github.com/sandbox-agent/sandbox-agent/api/sandbox/v1"
+	public "github.com/sandbox-agent/sandbox-agent/client"
 	"github.com/sandbox-agent/sandbox-agent/internal/cli/client"
 	"github.com/sandbox-agent/sandbox-agent/internal/cli/interrupt"
 )
@@ -59,7 +58,7 @@ func runExec(ctx context.Context, c *cli.Command) error {
 	defer file.discard()
 
 	x := &execCall{
-		client: newClient(c), req: req, json: c.Bool("json"), retryFor: c.Duration("retry-for"),
+		client: client.NewRetrying(c.String("socket"), c.Duration("retry-for")), req: req, json: c.Bool("json"), retryFor: c.Duration("retry-for"),
 		stdout: c.Root().Writer, stderr: c.Root().ErrWriter,
 	}
 	verbose := c.Bool("verbose")
@@ -101,16 +100,9 @@ func execRequest(c *cli.Command) (*sandboxv1.ExecRequest, error) {
 		if c.IsSet("exec-id") {
 			return nil, errors.New("--exec-id is empty: give 1 to 128 of [A-Za-z0-9._-], or leave the flag out")
 		}
-		req.ExecId = newExecID(time.Now())
+		req.ExecId = public.NewExecID()
 	}
 	return req, nil
-}
-
-// newExecID makes an id that nobody else makes, and that sorts by time.
-func newExecID(now time.Time) string {
-	var b [6]byte
-	rand.Read(b[:])
-	return "x-" + now.UTC().Format("20060102T150405") + "-" + hex.EncodeToString(b[:])
 }
 
 func keyValues(flag string, in []string) (map[string]string, error) {
@@ -136,107 +128,50 @@ type execCall struct {
 	retryFor       time.Duration
 	stdout, stderr io.Writer
 
-	// sent: a request may have reached the agent, so the command may have run.
-	sent bool
-	// Where each stream goes on after a lost connection, and how much of it was passed on.
-	stdoutOffset, stderrOffset uint64
-	stdoutShown, stderrShown   uint64
+	// How much of each stream was passed on.
+	stdoutShown, stderrShown uint64
 }
 
-// Waits between two attempts: the agent's restart takes about a second.
-const (
-	firstRetryWait = 50 * time.Millisecond
-	maxRetryWait   = 2 * time.Second
-)
-
-// run sends the request, and sends it again with the same exec id while only the connection is at fault.
+// run gives the command's result, whatever it is. What is an error instead has an exit code.
 func (x *execCall) run(ctx context.Context) (*sandboxv1.ExecResult, error) {
-	what := "running exec " + x.req.ExecId
-	wait := firstRetryWait
-	var lostSince time.Time
-	for {
-		before := x.stdoutOffset + x.stderrOffset
-		res, err := x.once(ctx)
-		if err == nil {
-			return res, nil
-		}
-		if ctx.Err() != nil {
-			return x.interrupted(ctx)
-		}
-		if final, ok := errors.AsType[*exitError](err); ok {
-			return nil, final
-		}
-		if !client.ConnectionLost(err) || (!x.sent && client.NeverSent(err)) {
-			return nil, withCode(ExitRefused, x.client.Explain(what, err))
-		}
-		x.sent = true
-		if lostSince.IsZero() || x.stdoutOffset+x.stderrOffset > before {
-			lostSince, wait = time.Now(), firstRetryWait
-		}
-		if time.Since(lostSince) > x.retryFor {
-			return nil, withCode(ExitUncertain, fmt.Errorf(
-				"%w; the connection was lost and the agent did not come back within %s: the command may have run. Ask again with --exec-id %s and the same command",
-				x.client.Explain(what, err), x.retryFor, x.req.ExecId))
-		}
-		select {
-		case <-time.After(wait):
-			wait = min(2*wait, maxRetryWait)
-		case <-ctx.Done():
-			return x.interrupted(ctx)
-		}
+	res, err := x.ask(ctx)
+	if res != nil {
+		return res.ExecResult, nil
 	}
+	if ctx.Err() != nil {
+		return x.interrupted(ctx)
+	}
+	if final, ok := errors.AsType[*exitError](err); ok {
+		return nil, final
+	}
+	explained := x.client.Explain("running exec "+x.req.ExecId, err)
+	if errors.Is(err, public.ErrNotStarted) {
+		return nil, withCode(ExitRefused, explained)
+	}
+	if client.ConnectionLost(err) {
+		explained = fmt.Errorf("%w; the connection was lost and the agent did not come back within %s", explained, x.retryFor)
+	}
+	return nil, withCode(ExitUncertain, fmt.Errorf("%w: the command may have run. Ask again with --exec-id %s and the same command", explained, x.req.ExecId))
 }
 
-// once is one attempt.
-func (x *execCall) once(ctx context.Context) (*sandboxv1.ExecResult, error) {
+func (x *execCall) ask(ctx context.Context) (*public.Result, error) {
 	if x.json {
-		res, err := x.client.Execs.Exec(ctx, x.req)
-		return res.GetResult(), err
+		return x.client.Exec(ctx, x.req)
 	}
-	stream, err := x.client.Execs.StreamExec(ctx, &sandboxv1.StreamExecRequest{
-		Exec: x.req, StdoutOffset: x.stdoutOffset, StderrOffset: x.stderrOffset,
-	})
-	if err != nil {
-		return nil, err
-	}
-	defer stream.Close()
-	for {
-		msg, err := stream.Receive()
-		if errors.Is(err, io.EOF) {
-			return nil, io.ErrUnexpectedEOF // a stream without a result is a cut stream
-		}
-		if err != nil {
-			return nil, err
-		}
-		x.sent = true
-		if res := msg.GetResult(); res != nil {
-			return res, nil
-		}
-		if err := x.chunk(msg.GetOutput()); err != nil {
-			return nil, withCode(ExitUncertain, err)
-		}
-	}
+	return x.client.Stream(ctx, &sandboxv1.StreamExecRequest{Exec: x.req}, x.chunk)
 }
 
-// chunk passes output on, exactly once whatever the connections did.
-func (x *execCall) chunk(o *sandboxv1.OutputChunk) error {
-	if o == nil {
-		return nil
+// chunk passes output on.
+func (x *execCall) chunk(c public.Chunk) error {
+	w, shown := x.stdout, &x.stdoutShown
+	if c.Stream == sandboxv1.Stream_STDERR {
+		w, shown = x.stderr, &x.stderrShown
 	}
-	w, offset, shown := x.stdout, &x.stdoutOffset, &x.stdoutShown
-	if o.Stream == sandboxv1.Stream_STDERR {
-		w, offset, shown = x.stderr, &x.stderrOffset, &x.stderrShown
+	if _, err := w.Write(c.Data); err != nil {
+		return withCode(ExitUncertain, fmt.Errorf("writing the output of exec %s: %w: the command may go on; ask for its result with --exec-id %s and the same command",
+			x.req.ExecId, err, x.req.ExecId))
 	}
-	data := o.Data
-	if o.Offset < *offset {
-		data = data[min(uint64(len(data)), *offset-o.Offset):]
-	}
-	*offset = max(*offset, o.Offset+uint64(len(o.Data)))
-	if _, err := w.Write(data); err != nil {
-		return fmt.Errorf("writing the output of exec %s: %w: the command may go on; ask for its result with --exec-id %s and the same command",
-			x.req.ExecId, err, x.req.ExecId)
-	}
-	*shown += uint64(len(data))
+	*shown += uint64(len(c.Data))
 	return nil
 }
 
@@ -250,63 +185,30 @@ func (x *execCall) interrupted(ctx context.Context) (*sandboxv1.ExecResult, erro
 	fmt.Fprintf(x.stderr, "\n%s: cancelling exec %s (Ctrl-C again: leave it)\n", program, x.req.ExecId)
 	cctx, stop := interrupt.Catch(context.WithoutCancel(ctx), x.stderr)
 	defer stop()
-	res, err := x.client.Execs.CancelExec(cctx, &sandboxv1.CancelExecRequest{
+	res, err := x.client.CancelExec(cctx, &sandboxv1.CancelExecRequest{
 		SessionId: x.req.SessionId, OwnerEpoch: x.req.OwnerEpoch, ExecId: x.req.ExecId,
 	})
-	if err != nil {
+	if res == nil {
 		return nil, withCode(ExitUncertain, fmt.Errorf("%w; %s", x.client.Explain("cancelling exec "+x.req.ExecId, err), goesOn))
 	}
-	return res.GetResult(), nil
+	return res.ExecResult, nil
 }
 
 // finish shows the result and turns it into the exit code.
 func (x *execCall) finish(res *sandboxv1.ExecResult, file *resultFile, verbose bool) error {
-	if res == nil {
-		return withCode(ExitUncertain, fmt.Errorf("exec %s: the agent answered without a result", x.req.ExecId))
-	}
 	if err := file.write(res); err != nil {
 		return withCode(ExitUncertain, err)
 	}
-	var err error
 	if x.json {
-		err = printJSON(x.stdout, res)
-	} else {
-		err = x.rest(res)
-	}
-	if err != nil {
-		return withCode(ExitUncertain, err)
+		if err := printJSON(x.stdout, res); err != nil {
+			return withCode(ExitUncertain, err)
+		}
 	}
 	x.say(res, verbose)
 	if code := execExitCode(res); code != 0 {
 		return &exitError{code: code, err: errSilent}
 	}
 	return nil
-}
-
-// rest shows what the result holds and the stream did not bring: it ran on while no agent was there to pass it on, or
-// this reader was too slow for its end.
-func (x *execCall) rest(res *sandboxv1.ExecResult) error {
-	for _, c := range append(
-		kept(sandboxv1.Stream_STDOUT, res.Stdout, res.StdoutInfo),
-		kept(sandboxv1.Stream_STDERR, res.Stderr, res.StderrInfo)...,
-	) {
-		if err := x.chunk(c); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// kept is a result's kept output as chunks: the head, and the tail behind what was left out.
-func kept(stream sandboxv1.Stream, b []byte, info *sandboxv1.OutputInfo) []*sandboxv1.OutputChunk {
-	head := uint64(len(b))
-	if info.GetTruncated() {
-		head = min(head, info.GetOmittedFrom())
-	}
-	return []*sandboxv1.OutputChunk{
-		{Stream: stream, Data: b[:head]},
-		{Stream: stream, Offset: head + info.GetOmittedBytes(), Data: b[head:]},
-	}
 }
 
 // say puts on stderr what the exit code alone doesn't tell.

@@ -13,7 +13,6 @@ import (
 	"sync"
 	"syscall"
 	"testing"
-	"time"
 
 	"connectrpc.com/connect/v2"
 	"connectrpc.com/connect/v2/connecthttp"
@@ -21,6 +20,7 @@ import (
 
 	sandboxv1 "github.com/sandbox-agent/sandbox-agent/api/sandbox/v1"
 	"github.com/sandbox-agent/sandbox-agent/api/sandbox/v1/sandboxv1connect"
+	public "github.com/sandbox-agent/sandbox-agent/client"
 	"github.com/sandbox-agent/sandbox-agent/internal/cli/interrupt"
 )
 
@@ -85,6 +85,11 @@ func (s *scripted) Exec(ctx context.Context, r *sandboxv1.ExecRequest) (*sandbox
 		return nil, st.err
 	}
 	return &sandboxv1.ExecResponse{Result: st.result}, nil
+}
+
+// GetExec knows of no exec: what was refused has no record.
+func (s *scripted) GetExec(_ context.Context, r *sandboxv1.GetExecRequest) (*sandboxv1.GetExecResponse, error) {
+	return nil, connect.NewError(connect.CodeNotFound, "no exec "+r.ExecId)
 }
 
 func (s *scripted) CancelExec(_ context.Context, r *sandboxv1.CancelExecRequest) (*sandboxv1.CancelExecResponse, error) {
@@ -354,8 +359,7 @@ func TestNothingIsReadFromStandardInput(t *testing.T) {
 }
 
 func TestExecIdsDoNotRepeat(t *testing.T) {
-	now := time.Now()
-	require.NotEqual(t, newExecID(now), newExecID(now))
+	require.NotEqual(t, public.NewExecID(), public.NewExecID())
 }
 
 func TestSizesAreReadWithTheirUnits(t *testing.T) {

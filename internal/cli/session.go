@@ -101,14 +101,14 @@ func runSessionCreate(ctx context.Context, c *cli.Command) error {
 		return withCode(ExitUsage, err)
 	}
 	cl := newClient(c)
-	res, err := cl.Sessions.CreateSession(ctx, req)
+	s, err := cl.CreateSession(ctx, req)
 	if err != nil {
 		return cl.Explain("creating a session", err)
 	}
 	if c.Bool("json") {
-		return printJSON(c.Root().Writer, res.GetSession())
+		return printJSON(c.Root().Writer, s)
 	}
-	_, err = fmt.Fprintln(c.Root().Writer, res.GetSession().GetSessionId())
+	_, err = fmt.Fprintln(c.Root().Writer, s.GetSessionId())
 	return err
 }
 

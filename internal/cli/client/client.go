@@ -1,24 +1,25 @@
 package client
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"io/fs"
 	"net"
-	"net/http"
 	"os"
 	"syscall"
+	"time"
 
 	"connectrpc.com/connect/v2"
-	"connectrpc.com/connect/v2/connecthttp"
 
 	"github.com/sandbox-agent/sandbox-agent/api/sandbox/v1/sandboxv1connect"
+	"github.com/sandbox-agent/sandbox-agent/client"
 	"github.com/sandbox-agent/sandbox-agent/internal/config"
 )
 
-// Client speaks the public API to one agent.
+// Client speaks the public API to one agent: Client.Client asks again where that is safe, the generated clients beside it
+// ask once.
 type Client struct {
+	*client.Client
 	Socket   string
 	Sessions sandboxv1connect.SessionServiceClient
 	Execs    sandboxv1connect.ExecServiceClient
@@ -27,23 +28,17 @@ type Client struct {
 }
 
 // New makes a client of the agent at a unix socket. It dials at the first call.
-func New(socket string) *Client {
-	transport := &http.Transport{
-		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-			var d net.Dialer
-			return d.DialContext(ctx, "unix", socket)
-		},
-		// The peer is on this machine: compressing costs more than it saves.
-		DisableCompression: true,
+func New(socket string) *Client { return NewRetrying(socket, client.DefaultRetryFor) }
+
+// NewRetrying is New with the time for which a lost connection is asked again; 0: not at all. What an agent on this node
+// answers is believed: it has verified each receipt, and "receipt verify" does it again.
+func NewRetrying(socket string, retryFor time.Duration) *Client {
+	if retryFor == 0 {
+		retryFor = -1
 	}
-	c := connect.NewClient(connecthttp.NewTransport(&http.Client{Transport: transport}, "http://sandbox-agent"))
-	return &Client{
-		Socket:   socket,
-		Sessions: sandboxv1connect.NewSessionServiceClient(c),
-		Execs:    sandboxv1connect.NewExecServiceClient(c),
-		Git:      sandboxv1connect.NewGitServiceClient(c),
-		Node:     sandboxv1connect.NewNodeServiceClient(c),
-	}
+	c := client.New(socket, client.Options{RetryFor: retryFor, SkipVerify: true})
+	api := c.API()
+	return &Client{Client: c, Socket: socket, Sessions: api.Sessions, Execs: api.Execs, Git: api.Git, Node: api.Node}
 }
 
 // Explain turns a call's error into a sentence with a remedy; what is being done stands first.
