@@ -18,130 +18,26 @@ import (
 	"golang.org/x/sys/unix"
 
 	sandboxv1 "github.com/sandbox-agent/sandbox-agent/api/sandbox/v1"
-	"github.com/sandbox-agent/sandbox-agent/internal/cli/client"
 	"github.com/sandbox-agent/sandbox-agent/internal/testkit"
+	"github.com/sandbox-agent/sandbox-agent/internal/testkit/node"
 )
 
 const (
 	// owner owns the repository and the worktree on disk, unless a test is about root's.
 	owner = 4321
 	// patience bounds what a test waits for when it fails; nothing passes or fails by it.
-	patience = 60 * time.Second
+	patience = node.Patience
 	// impatience is how long trusted Git may take where a test makes it hang.
 	impatience = 0.5
 )
 
-var agentBinary string
+func TestMain(m *testing.M) { os.Exit(node.Main(m)) }
 
-func TestMain(m *testing.M) { os.Exit(runTests(m)) }
-
-func runTests(m *testing.M) int {
-	defer testkit.CleanBinaries()
-	dir, err := os.MkdirTemp("/var/tmp", "sa-git-bin-")
-	if err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		return 1
-	}
-	defer os.RemoveAll(dir)
-	agentBinary = filepath.Join(dir, "sandbox-agent")
-	if err := testkit.BuildAgent(agentBinary); err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		return 1
-	}
-	return m.Run()
-}
-
-// agent is one running `sandbox-agent serve` with a state folder of its own.
-type agent struct {
-	t                  *testing.T
-	state, socket, log string
-	cmd                *exec.Cmd
-	ended              chan struct{}
-	client             *client.Client
-}
-
-// newAgent starts an agent. config is appended to its configuration, env to its environment.
-func newAgent(t *testing.T, config string, env ...string) *agent {
-	t.Helper()
-	testkit.Need(t, testkit.UserNamespaces, testkit.CgroupV1orV2)
-	dir := testkit.StateDir(t)
-	a := &agent{t: t, state: filepath.Join(dir, "state"), socket: filepath.Join(dir, "exec.sock"), log: filepath.Join(dir, "log"), ended: make(chan struct{})}
-	if !strings.Contains(config, "workspace:") {
-		config += "workspace: {roots: [/var/tmp]}\n"
-	}
-	file := filepath.Join(dir, "config.yaml")
-	require.NoError(t, os.WriteFile(file, fmt.Appendf(nil, "state_dir: %s\nsocket: {path: %s}\n%s", a.state, a.socket, config), 0o600))
-	receiptd, _ := testkit.Binaries(t)
-	log, err := os.OpenFile(a.log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
-	require.NoError(t, err)
-	defer log.Close()
-	a.cmd = exec.Command(agentBinary, "serve", "--config", file, "--libexec-dir", filepath.Dir(receiptd))
-	a.cmd.Stdout, a.cmd.Stderr = log, log
-	a.cmd.Env = append(os.Environ(), env...)
-	a.cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
-	require.NoError(t, a.cmd.Start())
-	go func() { _ = a.cmd.Wait(); close(a.ended) }()
-	t.Cleanup(a.shutdown)
-	a.client = client.New(a.socket)
-	for begun := time.Now(); a.goesOn() != nil; time.Sleep(10 * time.Millisecond) {
-		select {
-		case <-a.ended:
-			require.FailNow(t, "the agent ended", a.logText())
-		default:
-			require.Less(t, time.Since(begun), patience, "the agent answers")
-		}
-	}
-	return a
-}
-
-// goesOn asks the agent something.
-func (a *agent) goesOn() error {
-	select {
-	case <-a.ended:
-		return fmt.Errorf("the agent ended:\n%s", a.logText())
-	default:
-	}
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
-	defer cancel()
-	_, err := a.client.Node.GetNodeInfo(ctx, &sandboxv1.GetNodeInfoRequest{})
-	return err
-}
-
-func (a *agent) logText() string {
-	b, _ := os.ReadFile(a.log)
-	return string(b)
-}
-
-// shutdown deletes what is left of sessions, so that no sandbox stays on the machine, and stops the agent.
-func (a *agent) shutdown() {
-	if a.t.Failed() {
-		a.t.Logf("the agent's log:\n%s", a.logText())
-	}
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
-	defer cancel()
-	select {
-	case <-a.ended:
-		a.t.Errorf("the agent has ended by itself")
-		return
-	default:
-	}
-	list, err := a.client.Sessions.ListSessions(ctx, &sandboxv1.ListSessionsRequest{})
-	if err != nil {
-		a.t.Errorf("listing what is left: %v", err)
-	}
-	for _, s := range list.GetSessions() {
-		if _, err := a.client.Sessions.DeleteSession(ctx, &sandboxv1.DeleteSessionRequest{SessionId: s.GetSessionId()}); err != nil {
-			a.t.Errorf("deleting session %s: %v", s.GetSessionId(), err)
-		}
-	}
-	_ = a.cmd.Process.Signal(syscall.SIGTERM)
-	select {
-	case <-a.ended:
-	case <-time.After(patience):
-		a.t.Errorf("the agent does not end on SIGTERM")
-		_ = a.cmd.Process.Kill()
-		<-a.ended
-	}
+// goesOn asserts that the agent lives and answers.
+func (p *place) goesOn() {
+	p.t.Helper()
+	require.False(p.t, p.agent.Dead(), p.agent.LogText())
+	require.True(p.t, p.agent.Answers(), p.agent.LogText())
 }
 
 // The places where an attack is tried. In the control case nothing is between the command and what it attacks.
@@ -160,7 +56,7 @@ type place struct {
 	b, c, w, m string
 	// out is the folder outside; home is the owner's own, with its configuration of Git.
 	out, home string
-	agent     *agent
+	agent     *node.Agent
 	session   string
 	// outside and sealed describe what may not change, before the attack.
 	outside, sealed []string
@@ -221,11 +117,11 @@ func (a attack) run(t *testing.T) {
 	if t.Failed() {
 		return
 	}
-	node := newAgent(t, a.config, a.env...)
+	started := node.Start(t, node.Options{Config: a.config, Env: a.env})
 	for _, layout := range []string{isolated, shared} {
 		t.Run(layout, func(t *testing.T) {
 			p := a.place(t, layout)
-			p.agent = node
+			p.agent = started
 			if layout == shared && a.refusedWhenShared != "" {
 				_, err := p.create()
 				require.ErrorContains(t, err, a.refusedWhenShared)
@@ -313,7 +209,7 @@ func (p *place) file(path, content string) {
 func (p *place) open() {
 	p.t.Helper()
 	session, err := p.create()
-	require.NoError(p.t, err, p.agent.logText())
+	require.NoError(p.t, err, p.agent.LogText())
 	require.Equal(p.t, sandboxv1.Session_READY, session.GetState(), session.GetReason())
 	require.Equal(p.t, p.layout, session.GetWorkspace().GetGitLayout())
 	p.session = session.GetSessionId()
@@ -321,7 +217,7 @@ func (p *place) open() {
 
 func (p *place) create() (*sandboxv1.Session, error) {
 	ctx := p.bounded()
-	res, err := p.agent.client.Sessions.CreateSession(ctx, &sandboxv1.CreateSessionRequest{
+	res, err := p.agent.Client.Sessions.CreateSession(ctx, &sandboxv1.CreateSessionRequest{
 		Workspace: &sandboxv1.Workspace{Repository: p.b, Worktree: p.w, GitLayout: p.layout},
 	})
 	require.NoError(p.t, ctx.Err(), "making a session hangs: %v", err)
@@ -372,8 +268,8 @@ func (p *place) command(script string) string {
 // exec runs a command in the sandbox and gives its whole result. It is answered, whatever it does.
 func (p *place) exec(script string) *sandboxv1.ExecResult {
 	p.t.Helper()
-	res, err := p.agent.client.Execs.Exec(p.bounded(), p.request(script))
-	require.NoError(p.t, err, "%s\n%s", script, p.agent.logText())
+	res, err := p.agent.Client.Execs.Exec(p.bounded(), p.request(script))
+	require.NoError(p.t, err, "%s\n%s", script, p.agent.LogText())
 	p.harvest = res.GetResult().GetHarvest()
 	return res.GetResult()
 }
@@ -433,7 +329,7 @@ func (p *place) trustedFor(seconds float64, args ...string) answer {
 		return answer{string(out), cmd.ProcessState.ExitCode(), err}
 	}
 	ctx := p.bounded()
-	res, err := p.agent.client.Git.Git(ctx, &sandboxv1.GitRequest{SessionId: p.session, Args: args, TimeoutSeconds: &seconds})
+	res, err := p.agent.Client.Git.Git(ctx, &sandboxv1.GitRequest{SessionId: p.session, Args: args, TimeoutSeconds: &seconds})
 	require.NoError(p.t, ctx.Err(), "git %v hangs: %v", args, err)
 	p.t.Logf("sandbox-agent git %v: %v %d\n%s%s\nharvest: %v", args, err, res.GetExitCode(), res.GetStdout(), res.GetStderr(), res.GetHarvest())
 	return answer{string(res.GetStdout()) + string(res.GetStderr()), int(res.GetExitCode()), err}
@@ -463,18 +359,18 @@ func (p *place) goOn() {
 	_, err := os.Lstat(filepath.Join(p.c, "commondir"))
 	require.ErrorIs(p.t, err, fs.ErrNotExist)
 	ctx := p.bounded()
-	_, err = p.agent.client.Execs.Exec(ctx, p.request("echo next"))
+	_, err = p.agent.Client.Execs.Exec(ctx, p.request("echo next"))
 	require.NoError(p.t, ctx.Err(), "a later command hangs: %v", err)
 	p.trustedFor(impatience, "status", "--porcelain")
 	if p.layout == isolated {
 		p.baseIsWhole()
 	}
-	_, err = p.agent.client.Sessions.DeleteSession(ctx, &sandboxv1.DeleteSessionRequest{SessionId: p.session})
+	_, err = p.agent.Client.Sessions.DeleteSession(ctx, &sandboxv1.DeleteSessionRequest{SessionId: p.session})
 	require.NoError(p.t, err)
 	session, err := p.create()
 	p.t.Logf("another session: %v", err)
 	p.session = session.GetSessionId()
-	require.NoError(p.t, p.agent.goesOn())
+	p.goesOn()
 }
 
 // deleteWorkspace throws everything away.
@@ -484,10 +380,10 @@ func (p *place) deleteWorkspace() {
 	if p.session == "" {
 		req.Worktree = p.w
 	}
-	res, err := p.agent.client.Sessions.DeleteWorkspace(p.bounded(), req)
-	require.NoError(p.t, err, p.agent.logText())
+	res, err := p.agent.Client.Sessions.DeleteWorkspace(p.bounded(), req)
+	require.NoError(p.t, err, p.agent.LogText())
 	p.t.Logf("removed: %v", res.GetRemoved())
-	require.NoError(p.t, p.agent.goesOn())
+	p.goesOn()
 	require.NoFileExists(p.t, p.w)
 	if p.layout == isolated {
 		p.hostWorks("fsck")
@@ -569,7 +465,7 @@ func (p *place) hold(script string) *held {
 		cmd := p.as(p.w, "bash", "-c", script)
 		go func() { _ = cmd.Run(); h.done <- nil }()
 	} else {
-		ctx, req, c := p.bounded(), p.request(script), p.agent.client
+		ctx, req, c := p.bounded(), p.request(script), p.agent.Client
 		go func() {
 			res, _ := c.Execs.Exec(ctx, req)
 			h.done <- res.GetResult()
@@ -597,7 +493,7 @@ func (h *held) release() *sandboxv1.ExecResult {
 // retire stops the sandbox; the next command gets a new one on the same workspace.
 func (p *place) retire() {
 	p.t.Helper()
-	_, err := p.agent.client.Sessions.RetireSandbox(p.bounded(), &sandboxv1.RetireSandboxRequest{SessionId: p.session})
+	_, err := p.agent.Client.Sessions.RetireSandbox(p.bounded(), &sandboxv1.RetireSandboxRequest{SessionId: p.session})
 	require.NoError(p.t, err)
 }
 

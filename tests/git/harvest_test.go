@@ -50,7 +50,7 @@ func TestP12Attack19LinksToRootsFilesWhereTheHarvestReads(t *testing.T) {
 		},
 		steps: steps,
 		harmed: func(p *place) bool {
-			return below(p.t, p.c, secret) || below(p.t, p.w, secret) || p.agent != nil && below(p.t, p.agent.state, secret)
+			return below(p.t, p.c, secret) || below(p.t, p.w, secret) || p.agent != nil && below(p.t, p.agent.State, secret)
 		},
 		inside: func(p *place) {
 			p.command("rm -f $M/index $M/logs/HEAD; ln -s $OUT/key $M/index; ln -s $OUT/key $M/logs/HEAD")

@@ -151,7 +151,7 @@ func TestP11Attack08AWorktreesConfigurationThatTheHostSwitchesOn(t *testing.T) {
 			p.hostWorks("status")
 			if p.layout != control {
 				ctx := p.bounded()
-				_, err := p.agent.client.Execs.Exec(ctx, p.request("true"))
+				_, err := p.agent.Client.Execs.Exec(ctx, p.request("true"))
 				require.ErrorContains(p.t, err, "worktreeconfig", "nothing runs as long as a command's file could be configuration")
 			}
 			p.hostWorks("config", "--unset", "extensions.worktreeConfig")
