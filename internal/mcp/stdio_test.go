@@ -1,0 +1,193 @@
+package mcp
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"io"
+	"log/slog"
+	"strings"
+	"testing"
+
+	"github.com/modelcontextprotocol/go-sdk/jsonrpc"
+	"github.com/stretchr/testify/require"
+	"pgregory.net/rapid"
+)
+
+// overStdio gives what Read makes of an input, and what was answered to the rest.
+func overStdio(t *testing.T, in io.Reader) (read []*jsonrpc.Request, answered []string) {
+	t.Helper()
+	var out bytes.Buffer
+	c := newStdio(in, &out, slog.New(slog.DiscardHandler))
+	defer c.Close()
+	for {
+		msg, err := c.Read(t.Context())
+		if err == io.EOF {
+			break
+		}
+		require.NoError(t, err)
+		read = append(read, msg.(*jsonrpc.Request))
+	}
+	if out.Len() == 0 {
+		return read, nil
+	}
+	return read, strings.Split(strings.TrimSuffix(out.String(), "\n"), "\n")
+}
+
+func TestALineThatIsNoMessageIsAnsweredAndTheNextOneRead(t *testing.T) {
+	const ping = `{"jsonrpc":"2.0","id":"after","method":"ping"}`
+	for in, want := range map[string]string{
+		`{`:                                     `{"jsonrpc":"2.0","id":null,"error":{"code":-32700`,
+		`nonsense`:                              `"code":-32700`,
+		"{\"jsonrpc\":\"2.0\",\"id\":\"\xff\"}": `"code":-32700`,
+		`{"jsonrpc":"2.0","id":1,"method":"ping"} {"jsonrpc":"2.0","id":2,"method":"ping"}`: `"code":-32700`,
+		`[{"jsonrpc":"2.0","id":1,"method":"ping"}]`:                                        `"code":-32600,"message":"batches`,
+		`{"jsonrpc":"1.0","id":7,"method":"ping"}`:                                          `{"jsonrpc":"2.0","id":7,"error":{"code":-32600`,
+		`{"jsonrpc":"2.0","id":1.5,"method":"ping"}`:                                        `"id":null,"error":{"code":-32600,"message":"the id`,
+		`{"jsonrpc":"2.0","id":9007199254740993,"method":"ping"}`:                           `"code":-32600,"message":"the id`,
+		`{"jsonrpc":"2.0","id":{},"method":"ping"}`:                                         `"code":-32600`,
+		`{"jsonrpc":"2.0","id":5,"method":"tools/call","params":[]}`:                        `{"jsonrpc":"2.0","id":5,"error":{"code":-32602,"message":"params is no object"`,
+		`{"jsonrpc":"2.0","id":5,"method":"tools/call"}`:                                    `"code":-32602`,
+		`{"jsonrpc":"2.0","id":5,"method":"tools/call","params":{"_meta":1}}`:               `"code":-32602,"message":"params._meta is no object"`,
+		`7`: `"code":-32600`,
+	} {
+		read, answered := overStdio(t, strings.NewReader(in+"\n"+ping+"\n"))
+		require.Len(t, answered, 1, in)
+		require.Contains(t, answered[0], want, in)
+		require.True(t, json.Valid([]byte(answered[0])))
+		require.Len(t, read, 1, in)
+		require.Equal(t, "after", read[0].ID.Raw())
+	}
+}
+
+func TestEmptyLinesAndNotificationsOfCallsAreNothing(t *testing.T) {
+	read, answered := overStdio(t, strings.NewReader("\n \r\n"+`{"jsonrpc":"2.0","method":"tools/call","params":{"name":"bash","arguments":{"command":"x"}}}`+"\n"))
+	require.Empty(t, read)
+	require.Empty(t, answered)
+	read, _ = overStdio(t, strings.NewReader(`{"jsonrpc":"2.0","id":1,"method":"ping"}`))
+	require.Len(t, read, 1, "the last line needs no newline")
+}
+
+// endless is a line without an end in sight: a reader that held it would show in the test's memory.
+type endless struct {
+	left int64
+	head string
+	tail string
+}
+
+func (e *endless) Read(b []byte) (int, error) {
+	switch {
+	case e.head != "":
+		n := copy(b, e.head)
+		e.head = e.head[n:]
+		return n, nil
+	case e.left > 0:
+		n := int(min(int64(len(b)), e.left))
+		for i := range b[:n] {
+			b[i] = 'x'
+		}
+		e.left -= int64(n)
+		return n, nil
+	case e.tail != "":
+		n := copy(b, e.tail)
+		e.tail = e.tail[n:]
+		return n, nil
+	}
+	return 0, io.EOF
+}
+
+func TestAMessageThatIsTooLongIsSkippedAndItsCallerAnswered(t *testing.T) {
+	for name, e := range map[string]*endless{
+		"id before": {left: 64 << 20, head: `{"jsonrpc":"2.0","id":"mine","method":"tools/call","params":{"arguments":{"command":"`, tail: `"}}}` + "\n"},
+		"id after":  {left: 3 << 20, head: `{"params":{"id":"other","arguments":{"command":"\"id\":\"other\"`, tail: `"}},"id":"mine"}` + "\n"},
+	} {
+		e.tail += `{"jsonrpc":"2.0","id":1,"method":"ping"}` + "\n"
+		read, answered := overStdio(t, e)
+		require.Len(t, answered, 1, name)
+		require.Contains(t, answered[0], `"id":"mine","error":{"code":-32600,"message":"the message has more than`, name)
+		require.Len(t, read, 1, name)
+	}
+}
+
+func TestNoCallerSetsTheRequestsID(t *testing.T) {
+	for in, want := range map[string]string{
+		`{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"bash"}}`:                                           `1`,
+		`{"jsonrpc":"2.0","id":"1","method":"tools/call","params":{"_meta":{"progressToken":5}}}`:                           `"1"`,
+		`{"jsonrpc":"2.0","id":-3,"method":"tools/call","params":{"_meta":{"sandbox-agent/request":"99"}}}`:                 `-3`,
+		`{"jsonrpc":"2.0","\u0069d":4,"method":"tools/call","params":{"_meta":{"sandbox-agent/request":"99","other":[1]}}}`: `4`,
+	} {
+		read, answered := overStdio(t, strings.NewReader(in+"\n"))
+		require.Empty(t, answered, in)
+		require.Len(t, read, 1)
+		var p struct {
+			Meta map[string]any `json:"_meta"`
+		}
+		require.NoError(t, json.Unmarshal(read[0].Params, &p))
+		require.Equal(t, want, p.Meta[requestKey], in)
+	}
+}
+
+func TestExecIDsOfRequestsAndOfProcessesDiffer(t *testing.T) {
+	a, b := New(Options{Log: slog.New(slog.DiscardHandler)}), New(Options{Log: slog.New(slog.DiscardHandler)})
+	seen := map[string]bool{}
+	for _, s := range []*Server{a, b} {
+		for _, request := range []string{`1`, `"1"`, `-1`, `"n1"`, `""`, `"` + strings.Repeat("x", 5000) + `"`} {
+			id, err := s.execID(map[string]any{requestKey: request})
+			require.NoError(t, err)
+			require.Regexp(t, `^mcp-[0-9a-f]{16}-[ns][0-9a-f-]+$`, id)
+			require.False(t, seen[id], id)
+			seen[id] = true
+			again, err := s.execID(map[string]any{requestKey: request})
+			require.NoError(t, err)
+			require.Equal(t, id, again)
+		}
+	}
+	_, err := a.execID(nil)
+	require.ErrorContains(t, err, "no id")
+}
+
+// The scanner finds what the decoder finds, in any JSON object, however it is cut into pieces.
+func TestTheScannerFindsTheIDOfAnyObject(t *testing.T) {
+	value := rapid.Custom(func(t *rapid.T) any {
+		return rapid.OneOf(
+			rapid.Map(rapid.StringOf(rapid.RuneFrom([]rune(`ab"\{}[]:, é`))), func(s string) any { return s }),
+			rapid.Map(rapid.IntRange(-5, 5), func(n int) any { return n }),
+			rapid.Just[any](nil), rapid.Just[any](map[string]any{"id": "deep", "a": []any{"id", map[string]any{"id": 1}}}),
+		).Draw(t, "value")
+	})
+	rapid.Check(t, func(t *rapid.T) {
+		m := rapid.MapOf(rapid.SampledFrom([]string{"id", "ID", "method", "params", `i"d`, "idx", ""}), value).Draw(t, "object")
+		text, err := json.Marshal(m)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var s idScanner
+		for rest := text; len(rest) > 0; {
+			n := rapid.IntRange(1, len(rest)).Draw(t, "piece")
+			s.feed(rest[:n])
+			rest = rest[n:]
+		}
+		want := ""
+		if id, ok := m["id"]; ok {
+			if _, isMap := id.(map[string]any); !isMap {
+				b, _ := json.Marshal(id)
+				want = string(b)
+			}
+		}
+		if got := string(s.id()); got != want {
+			t.Fatalf("%s: found %q, not %q", text, got, want)
+		}
+	})
+}
+
+func FuzzTheScanner(f *testing.F) {
+	f.Add([]byte(`{"id":1}`))
+	f.Add([]byte(`{"a":"\"","id":"x"`))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		var s idScanner
+		s.feed(b)
+		if id := s.id(); id != nil && !json.Valid(id) {
+			t.Fatal(fmt.Sprintf("%q", id))
+		}
+	})
+}
