@@ -91,22 +91,22 @@ var dangerous = map[Kind][]string{
 	Filter:  {"filter.x.clean", "filter.x.smudge", "filter.x.process", "filter.x.required"},
 	Program: {
 		"core.fsmonitor", "core.hooksPath", "core.pager", "core.editor", "core.sshCommand", "core.gitProxy", "core.askPass", "core.alternateRefsCommand",
-		"hook.x.command", "hook.x.event", "diff.external", "diff.x.command", "diff.x.textconv", "merge.x.driver", "pager.log", "sequence.editor", "gpg.program",
-		"gpg.x509.program", "gpg.ssh.program", "gpg.ssh.defaultKeyCommand", "trailer.x.command", "trailer.x.cmd", "interactive.diffFilter", "alias.x",
+		"hook.x.command", "hook.x.event", "hook.x.enabled", "hook.jobs", "diff.external", "diff.x.command", "diff.x.textconv", "merge.x.driver", "pager.log", "sequence.editor", "gpg.program",
+		"gpg.x509.program", "gpg.ssh.program", "gpg.ssh.defaultKeyCommand", "trailer.x.command", "trailer.x.cmd", "interactive.diffFilter", "alias.x", "alias.x.command",
 		"gc.recentObjectsHook", "credential.helper", "credential.https://example.org.helper", "imap.tunnel", "sendemail.smtpServer", "sendemail.x.sendmailCmd",
 		"difftool.x.cmd", "difftool.x.path", "mergetool.x.cmd", "mergetool.x.path", "man.x.cmd", "man.x.path", "browser.x.cmd", "browser.x.path", "guitool.x.cmd",
 		"instaweb.httpd", "tar.x.command", "uploadpack.packObjectsHook", "branch.x.mergeOptions", "pull.twohead",
 	},
 	PathMoving: {
 		"core.worktree", "core.attributesFile", "core.excludesFile", "commit.template", "mailmap.file", "blame.ignoreRevsFile", "init.templateDir",
-		"diff.orderFile", "fsck.skipList", "gpg.ssh.allowedSignersFile", "format.outputDirectory", "core.preferSymlinkRefs",
+		"diff.orderFile", "fsck.skipList", "gpg.ssh.allowedSignersFile", "format.outputDirectory", "core.preferSymlinkRefs", "submodule.x.gitdir",
 	},
 	Remote: {
 		"remote.x.uploadpack", "remote.x.receivepack", "remote.x.vcs", "url.x.insteadOf", "url.x.pushInsteadOf", "protocol.allow", "protocol.ext.allow",
 		"fetch.bundleURI", "http.sslCert", "http.sslKey", "http.cookieFile", "http.https://example.org/.extraHeader", "http.proxy", "http.sslCAInfo",
 	},
 	Clone:     {"remote.x.promisor", "remote.x.partialCloneFilter", "core.sparseCheckout"},
-	Extension: {"extensions.worktreeConfig", "extensions.partialClone", "extensions.compatObjectFormat", "extensions.x"},
+	Extension: {"extensions.worktreeConfig", "extensions.partialClone", "extensions.compatObjectFormat", "extensions.submodulePathConfig", "extensions.x"},
 	Unknown:   {"vendor.x", "vendor.x.y", "lfs.url", "commit.gpgSign", "submodule.x.url", "core.splitIndex"},
 }
 
@@ -194,6 +194,7 @@ func TestP12OnlyWhatSurelyIsNoProgramIsLeftAlone(t *testing.T) {
 		"[submodule \"x\"]\nupdate = !rm": true, "[submodule \"x\"]\nupdate = none": true,
 		"[remote \"x\"]\nurl = ext::sh": true, "[remote \"x\"]\nurl = EXT::sh": true, "[remote \"x\"]\nurl = /srv/x": false, "[remote \"x\"]\nurl = [::1]:x": false,
 		"[http]\npostBuffer = 1": false, "[http]\nproxy = x": true,
+		"[extensions]\nrefStorage = reftable": false, "[extensions]\nrefStorage = reftable:///tmp/refs": true, "[extensions]\nrefStorage = files://refs": true,
 	} {
 		require.Equal(t, found, len(readText(t, line).Judge()) == 1, line)
 	}

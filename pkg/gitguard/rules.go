@@ -136,6 +136,8 @@ var rules = []rule{
 
 	{kind: PathMoving, keys: []pattern{"core.worktree"},
 		why: "it moves the worktree of the clone"},
+	{kind: PathMoving, keys: []pattern{"submodule.*.gitdir"},
+		why: "it moves the Git folder of a submodule"},
 	{kind: PathMoving, keys: []pattern{"core.attributesFile", "core.excludesFile", "commit.template", "mailmap.file", "blame.ignoreRevsFile", "diff.orderFile",
 		"fsck.skipList", "fetch.*.skipList", "receive.*.skipList", "gpg.*.allowedSignersFile", "gpg.*.revocationFile", "format.signatureFile"},
 		why: "it has Git read a file that can lie anywhere, and does not exist in a sandbox"},
