@@ -72,8 +72,9 @@ type harvest struct {
 	failed   map[string]bool   // ids whose objects were not brought over whole
 	verdict  verdict
 	indexIDs []string
-	wrote    bool // something arrived in the base clone
-	again    bool // there is something left for the next harvest
+	wrote    bool      // something arrived in the base clone
+	own      *ownMoves // what is written to the base clone's refs, where that can be told from what others do
+	again    bool      // there is something left for the next harvest
 }
 
 func (h *harvest) say(format string, args ...any) {
@@ -105,6 +106,7 @@ func (h *harvest) run(ctx context.Context) error {
 	}
 	h.j = v.jails(ctx)
 	defer h.j.close()
+	h.j.soon(h.changed[partRefs] || v.state.Pending)
 	for _, do := range []func(context.Context) error{
 		h.look, h.read, h.bringObjects, h.moveRefs, h.exportHead, h.exportIndex, h.exportLog, h.finish,
 	} {
@@ -170,7 +172,7 @@ func (h *harvest) read(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if v.state.Base.changed(print)[partRefs] {
+	if v.state.Base.changed(print)[partRefs] && !v.onlyOwn() {
 		return h.readBase(ctx)
 	}
 	h.base = snapshot{ids: maps.Clone(v.snapshot.ids), symbolic: v.snapshot.symbolic}
@@ -405,7 +407,7 @@ func orMissing(kind string) string {
 // moveRefs decides and writes, and decides again when the base clone changed meanwhile.
 func (h *harvest) moveRefs(ctx context.Context) error {
 	for try := 1; ; try++ {
-		err := h.tryRefs(ctx, try == mostTries)
+		err := h.tryRefs(ctx, try)
 		if err == nil || try == mostTries || ctx.Err() != nil {
 			return err
 		}
@@ -425,7 +427,7 @@ func (h *harvest) moveRefs(ctx context.Context) error {
 
 // tryRefs writes all refs in one transaction, or in the last try one by one, so that one which can't be written doesn't
 // hold back the others.
-func (h *harvest) tryRefs(ctx context.Context, apart bool) error {
+func (h *harvest) tryRefs(ctx context.Context, try int) error {
 	v := h.v
 	d := decision{
 		before: v.snapshot.ids, now: h.private.ids, base: h.base.ids, symbolic: h.base.symbolic,
@@ -456,8 +458,13 @@ func (h *harvest) tryRefs(ctx context.Context, apart bool) error {
 		return err
 	}
 	step("refs decided")
+	h.own = nil
+	if try == 1 { // before another one, somebody else wrote
+		h.own = v.beforeMoves(h.verdict.moves)
+	}
+	v.own = nil
 	why := "sandbox-agent: harvest of session " + v.o.SessionID
-	if apart {
+	if try == mostTries {
 		h.moveApart(ctx, s, why, moves)
 	} else if err := runMoves(unbroken(ctx), s, nil, why, moves); err != nil {
 		return err
@@ -637,6 +644,9 @@ func (h *harvest) readMirror(ctx context.Context) error {
 func (h *harvest) finish(ctx context.Context) error {
 	v := h.v
 	step("before the state")
+	if h.own != nil {
+		v.own = h.own
+	}
 	h.keepMirror() // before the snapshot says that nothing differs any more
 	for name, id := range h.verdict.agreed {
 		v.snapshot.set(name, id)

@@ -7,6 +7,7 @@ import (
 	"sort"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/sandbox-agent/sandbox-agent/internal/agent/gitjail"
@@ -77,12 +78,17 @@ type jails struct {
 	v             *View
 	ctx           context.Context
 	base, private *gitjail.Session
+	// lent is the caller's jail of the base clone, which takes the place of base; nil: there is none.
+	lent *gitjail.Kept
 }
 
 func (v *View) jails(ctx context.Context) *jails { return &jails{v: v, ctx: ctx} }
 
 // inBase is not ended by the caller's context, but by each call's: see unbroken.
 func (j *jails) inBase() (*gitjail.Session, error) {
+	if j.lent != nil {
+		return j.lent.Session()
+	}
 	return start(context.WithoutCancel(j.ctx), &j.base, j.v.baseJail())
 }
 
@@ -111,12 +117,23 @@ func (j *jails) dropPrivate() {
 	}
 }
 
+// soon has the jails made that are sure to be needed, while something else is done. What is wrong with one is said when it
+// is needed.
+func (j *jails) soon(base bool) {
+	_, _ = j.inPrivate()
+	if base {
+		_, _ = j.inBase()
+	}
+}
+
 func (j *jails) close() {
-	j.dropPrivate()
+	var ending sync.WaitGroup
+	ending.Go(j.dropPrivate)
 	if j.base != nil {
 		j.base.Close()
 		j.base = nil
 	}
+	ending.Wait()
 }
 
 // moreRefs bounds how many refs a session may have beyond the base clone's.
@@ -149,7 +166,9 @@ func (v *View) listPrivateRefs(ctx context.Context, s *gitjail.Session) (snapsho
 
 // listRefs lists the refs that a jail's repository has, less the sandboxes'.
 func listRefs(ctx context.Context, s *gitjail.Session, options ...string) (snapshot, error) {
-	out, err := s.Run(ctx, append([]string{"for-each-ref", "--format=%(objectname) %(refname) %(symref)"}, options...)...)
+	out, err := s.RunCall(ctx, gitjail.Call{
+		Args: append([]string{"for-each-ref", "--format=%(objectname) %(refname) %(symref)"}, options...), Output: keptOutput,
+	})
 	if err != nil {
 		return snapshot{}, err
 	}

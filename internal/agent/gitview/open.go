@@ -38,7 +38,8 @@ func Open(ctx context.Context, o Options) (*View, error) {
 	if o.Layout != mounts.Isolated && o.Layout != mounts.Shared {
 		return nil, fmt.Errorf("%w: there is no Git layout %q: name %s or %s", ErrRefused, o.Layout, mounts.Isolated, mounts.Shared)
 	}
-	v := &View{o: o}
+	v, base := &View{o: o}, o.Base
+	v.o.Base = nil
 	r, found, err := o.load()
 	if err != nil {
 		return nil, err
@@ -64,7 +65,7 @@ func Open(ctx context.Context, o Options) (*View, error) {
 	if o.Layout == mounts.Shared {
 		return v, makeSkeleton(o)
 	}
-	return v, v.openIsolated(ctx)
+	return v, v.openIsolated(ctx, base)
 }
 
 func (v *View) makeFolders() error {
@@ -77,7 +78,7 @@ func (v *View) makeFolders() error {
 	return nil
 }
 
-func (v *View) openIsolated(ctx context.Context) error {
+func (v *View) openIsolated(ctx context.Context, base *gitjail.Kept) error {
 	config, leftOut, err := v.o.Config.Sanitise(gitguard.SanitiseOptions{Hooks: v.o.Hooks})
 	if err != nil {
 		return err
@@ -97,7 +98,10 @@ func (v *View) openIsolated(ctx context.Context) error {
 		}
 		return v.writeSealed(v.Private(), config)
 	}
-	return v.build(ctx, config)
+	j := v.jails(ctx)
+	j.lent = base
+	defer j.close()
+	return v.build(ctx, j, config)
 }
 
 // alternates names the base's objects where they are mounted. By the whole path: "git clone" of a linked worktree takes
@@ -111,7 +115,7 @@ func alternates(commonDir string) string {
 }
 
 // build makes the private folder under another name and gives it its own when it is whole.
-func (v *View) build(ctx context.Context, config []byte) error {
+func (v *View) build(ctx context.Context, j *jails, config []byte) error {
 	fresh := v.path(newGitName)
 	if err := os.RemoveAll(fresh); err != nil {
 		return fmt.Errorf("removing a half-made Git folder: %w", err)
@@ -137,8 +141,6 @@ func (v *View) build(ctx context.Context, config []byte) error {
 	if v.state.Base, err = v.printBase(); err != nil {
 		return err
 	}
-	j := v.jails(ctx)
-	defer j.close()
 	step("folder made")
 	if err := v.copyBase(ctx, j, fresh); err != nil {
 		return err
@@ -343,7 +345,7 @@ func (v *View) copyWorktreeFiles(base, d folder) error {
 
 // listCopiedIndex takes note of the entries that base clone and private folder have in common.
 func (v *View) listCopiedIndex(ctx context.Context, j *jails) error {
-	listing, err := v.listIndex(ctx, j)
+	listing, err := v.listSameIndex(ctx, j)
 	if err != nil {
 		return fmt.Errorf("%w: the index of worktree %s can't be read: %w", ErrRefused, v.o.Workspace.Worktree, err)
 	}
@@ -354,6 +356,30 @@ func (v *View) listCopiedIndex(ctx context.Context, j *jails) error {
 	log, err := v.privateLog()
 	v.state.Log = digest(log)
 	return err
+}
+
+// listSameIndex lists the entries of the private index when no command has run yet: in the base clone, whose jail is there,
+// if that one's is the same before and after.
+func (v *View) listSameIndex(ctx context.Context, j *jails) ([]byte, error) {
+	var own []byte
+	err := v.inPrivateFolder(func(d folder) (err error) {
+		own, err = d.read(v.meta()+"/index", mostIndex)
+		return err
+	})
+	sum := digest(own)
+	if is, baseErr := v.baseIndexDigest(); err != nil || baseErr != nil || is != sum {
+		return v.listIndex(ctx, j)
+	}
+	s, err := j.inBase()
+	if err != nil {
+		return nil, err
+	}
+	listing, err := v.listBaseIndex(ctx, s)
+	if is, baseErr := v.baseIndexDigest(); err != nil || baseErr != nil || is != sum {
+		return v.listIndex(ctx, j)
+	}
+	v.state.BaseIndex = sum
+	return listing, nil
 }
 
 // listIndex lists the entries of the private index, from a copy that nobody else can write.

@@ -66,6 +66,8 @@ type printer struct {
 	newest int64
 	seen   int
 	print  print
+	// filesOnly leaves out the folders themselves.
+	filesOnly bool
 }
 
 func newPrinter(dir *os.File) *printer {
@@ -150,7 +152,9 @@ func (p *printer) below(parent *os.File, name, path string, depth int, skip func
 		if skip != nil && skip(at, e.IsDir()) {
 			continue
 		}
-		p.stat(d, e.Name(), at)
+		if !p.filesOnly || !e.IsDir() {
+			p.stat(d, e.Name(), at)
+		}
 		if e.IsDir() {
 			p.below(d, e.Name(), at, depth+1, skip)
 		}

@@ -33,8 +33,8 @@ func (v *View) Refresh(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if len(v.state.Base.changed(now)) > 0 {
-		if err := v.bringIn(ctx, now); err != nil {
+	if changed := v.state.Base.changed(now); len(changed) > 0 {
+		if err := v.bringIn(ctx, changed[partRefs] && !v.onlyOwn(), now); err != nil {
 			return fmt.Errorf("bringing the base clone's changes into the workspace: %w", err)
 		}
 	}
@@ -55,22 +55,17 @@ func (v *View) noteUnharvested() error {
 	return err
 }
 
-// bringIn makes the private folder follow the base clone, which had the print now or a later one.
-func (v *View) bringIn(ctx context.Context, now print) error {
+// bringIn makes the private folder follow the base clone, which had the print now or a later one; alsoRefs says whether
+// that one's refs may have changed.
+func (v *View) bringIn(ctx context.Context, alsoRefs bool, now print) error {
 	j := v.jails(ctx)
 	defer j.close()
-	base, err := j.inBase()
-	if err != nil {
-		return err
+	var err error
+	if alsoRefs {
+		err = v.bringInRefs(ctx, j)
 	}
-	list, err := listBaseRefs(ctx, base)
-	if err != nil {
-		return err
-	}
-	v.state.HeldBack = ""
-	err = v.bringInRefs(ctx, j, list)
 	if err == nil {
-		err = v.bringInWorktree(ctx, j, base)
+		err = v.bringInWorktree(ctx, j)
 	}
 	var private privateError
 	switch {
@@ -79,14 +74,14 @@ func (v *View) bringIn(ctx context.Context, now print) error {
 	case err != nil:
 		return err
 	default:
-		v.state.Base = now
+		v.state.HeldBack, v.state.Base = "", now
 	}
 	if v.settled && !v.state.Pending {
 		if v.state.Clean, err = v.printPrivate(); err != nil {
 			return err
 		}
 	}
-	return v.save(true)
+	return v.save(alsoRefs)
 }
 
 // privateError is a failure of what a command can break.
@@ -95,7 +90,16 @@ type privateError struct{ error }
 func (e privateError) Unwrap() error { return e.error }
 
 // bringInRefs gives the private folder the refs that the base clone changed and the session didn't.
-func (v *View) bringInRefs(ctx context.Context, j *jails, base snapshot) error {
+func (v *View) bringInRefs(ctx context.Context, j *jails) error {
+	inBase, err := j.inBase()
+	if err != nil {
+		return err
+	}
+	base, err := listBaseRefs(ctx, inBase)
+	if err != nil {
+		return err
+	}
+	v.own = nil
 	apart := refs{}
 	if maps.Equal(base.ids, v.snapshot.ids) && maps.Equal(base.symbolic, v.snapshot.symbolic) {
 		v.setApart(apart)
@@ -213,8 +217,8 @@ func (v *View) bringInSymbolic(ctx context.Context, s *gitjail.Session, base, pr
 }
 
 // bringInWorktree copies the worktree's HEAD and index where the base clone's were changed and the session's weren't.
-func (v *View) bringInWorktree(ctx context.Context, j *jails, base *gitjail.Session) error {
-	head, err := v.baseHead(ctx, base)
+func (v *View) bringInWorktree(ctx context.Context, j *jails) error {
+	head, err := v.baseHead(ctx, j)
 	if err != nil {
 		return err
 	}
@@ -228,11 +232,11 @@ func (v *View) bringInWorktree(ctx context.Context, j *jails, base *gitjail.Sess
 	if err != nil || sum == v.state.BaseIndex {
 		return err
 	}
-	return v.bringInIndex(ctx, j, base, sum)
+	return v.bringInIndex(ctx, j, sum)
 }
 
 // baseHead is HEAD of the worktree in the base clone. Git is asked only when the file is not as it was.
-func (v *View) baseHead(ctx context.Context, base *gitjail.Session) (string, error) {
+func (v *View) baseHead(ctx context.Context, j *jails) (string, error) {
 	var now []byte
 	err := v.inMetaFolder(func(d folder) (err error) {
 		now, err = d.read("HEAD", mostSmall)
@@ -241,7 +245,11 @@ func (v *View) baseHead(ctx context.Context, base *gitjail.Session) (string, err
 	if err == nil && string(now) == v.state.BaseHead+"\n" {
 		return v.state.BaseHead, nil
 	}
-	return headOf(ctx, base, v.inMeta())
+	s, err := j.inBase()
+	if err != nil {
+		return "", err
+	}
+	return headOf(ctx, s, v.inMeta())
 }
 
 func (v *View) bringInHead(head string) error {
@@ -277,7 +285,11 @@ func (v *View) baseIndexDigest() (sum string, err error) {
 	return sum, err
 }
 
-func (v *View) bringInIndex(ctx context.Context, j *jails, base *gitjail.Session, sum string) error {
+func (v *View) bringInIndex(ctx context.Context, j *jails, sum string) error {
+	base, err := j.inBase()
+	if err != nil {
+		return err
+	}
 	listing, err := v.listBaseIndex(ctx, base)
 	if err != nil {
 		return err

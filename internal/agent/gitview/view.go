@@ -4,6 +4,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 
+	"github.com/sandbox-agent/sandbox-agent/internal/agent/gitjail"
 	"github.com/sandbox-agent/sandbox-agent/internal/agent/hostfs"
 	"github.com/sandbox-agent/sandbox-agent/internal/agent/workspace"
 	"github.com/sandbox-agent/sandbox-agent/pkg/gitguard"
@@ -29,6 +30,8 @@ type Options struct {
 	Env []string
 	// Hooks says that the repository's hooks run in the sandbox, as part of the untrusted command. Trusted Git runs none.
 	Hooks bool
+	// Base is the caller's jail of the base clone (workspace.BaseGit), if it has one. Open works in it and does not keep it.
+	Base *gitjail.Kept
 	// Live says that a sandbox on the workspace may be alive (the agent was restarted): what it has sealed is left as it
 	// is. The next Open without it writes the configuration anew.
 	Live bool
@@ -49,6 +52,8 @@ type View struct {
 	worktreeConfig bool
 	// before is the private folder's print at the last Refresh.
 	before print
+	// own is what the last harvest wrote, while that can be told from what others did; nil when it can't.
+	own *ownMoves
 	// flood is the print of more refs than are looked at; empty when there are not.
 	flood string
 }

@@ -61,11 +61,7 @@ func (h *harvest) exportHead(ctx context.Context) error {
 	if h.head == "" || !h.changed[partRefs] && !h.changed[partHead] && !v.state.Pending {
 		return nil
 	}
-	s, err := h.j.inBase()
-	if err != nil {
-		return err
-	}
-	now, err := v.baseHead(ctx, s)
+	now, err := v.baseHead(ctx, h.j)
 	if err != nil {
 		return err
 	}
@@ -88,6 +84,10 @@ func (h *harvest) exportHead(ctx context.Context) error {
 	args := []string{"update-ref", "-m", "sandbox-agent: harvest of session " + v.o.SessionID, "--no-deref", "HEAD", want}
 	if name, isRef := strings.CutPrefix(want, "ref: "); isRef {
 		args = []string{"symbolic-ref", "HEAD", name}
+	}
+	s, err := h.j.inBase()
+	if err != nil {
+		return err
 	}
 	step("before HEAD")
 	if _, err := s.RunCall(unbroken(ctx), gitjail.Call{Args: args, Env: v.inMeta()}); err != nil {
