@@ -53,7 +53,7 @@ func showDrained(c *cli.Command, list []*sandboxv1.DrainedSession) error {
 	w := tabwriter.NewWriter(c.Root().Writer, 0, 8, 2, ' ', 0)
 	fmt.Fprintln(w, "SESSION\tEVIDENCE\tREASON")
 	for _, s := range list {
-		evidence := "none"
+		evidence := "not needed"
 		switch {
 		case s.GetEvidence().GetComplete():
 			evidence = "complete"

@@ -37,6 +37,11 @@ func runGit(ctx context.Context, c *cli.Command) error {
 	if len(a) < 2 {
 		return withCode(ExitRefused, fmt.Errorf("git takes SESSION -- ARGUMENT..., got %d arguments (see %s --help)", len(a), c.FullName()))
 	}
+	for _, word := range a {
+		if err := checkText("the argument", word); err != nil {
+			return withCode(ExitRefused, err)
+		}
+	}
 	req := &sandboxv1.GitRequest{SessionId: a[0], OwnerEpoch: c.Uint64("owner-epoch"), Args: a[1:]}
 	if c.IsSet("timeout") {
 		seconds := c.Duration("timeout").Seconds()
@@ -83,7 +88,7 @@ func sayHarvest(w io.Writer, what string, h *sandboxv1.Harvest) {
 	if h.Conflict != "" {
 		more := ""
 		if n := len(h.Conflicts); n > 1 {
-			more = fmt.Sprintf(" (and %d more conflicts: --json shows them)", n-1)
+			more = fmt.Sprintf(" (and %s: --json shows them)", count(n-1, "more conflict"))
 		}
 		fmt.Fprintf(w, "%s: %s: conflict with the base clone: %s%s\n", program, what, h.Conflict, more)
 	}
@@ -125,10 +130,10 @@ func harvestText(h *sandboxv1.Harvest) string {
 		s += ", wrote " + strings.Join(h.Refs, " ")
 	}
 	if h.Objects > 0 {
-		s += fmt.Sprintf(", %d objects", h.Objects)
+		s += ", " + count(h.Objects, "object")
 	}
 	if n := len(h.StaleLocks); n > 0 {
-		s += fmt.Sprintf(", removed %d stale lock files", n)
+		s += ", removed " + count(n, "stale lock file")
 	}
 	return s
 }

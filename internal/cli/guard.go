@@ -6,13 +6,16 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
 
 	"github.com/urfave/cli/v3"
 
 	"github.com/sandbox-agent/sandbox-agent/internal/agent/gitjail"
 	"github.com/sandbox-agent/sandbox-agent/internal/agent/hostfs"
+	"github.com/sandbox-agent/sandbox-agent/internal/config"
 	"github.com/sandbox-agent/sandbox-agent/pkg/gitguard"
 )
 
@@ -23,9 +26,10 @@ func guardCommand() *cli.Command {
 		ArgsUsage: "PATH",
 		Description: "PATH is a clone, a bare repository or a linked worktree. Prints each configuration key, file and attribute\n" +
 			"that could make Git run a program, leave the repository or hang, or that a sandbox leaves out, with its\n" +
-			"place and a remedy (docs/git-guard.md). Nothing is changed, and no agent is needed. As root it also looks at\n" +
-			"the attributes in HEAD's tree, with Git in a jail. The exit code is 0 when the repository can be shared as it\n" +
-			"is, 1 when something is refused or left out, and 2 when it could not be checked.",
+			"place and a remedy (docs/git-guard.md), and what each layout makes of it. Nothing is changed, and no agent is\n" +
+			"needed. As root it also looks at the attributes in the tree of HEAD, and of a linked worktree's, with Git in a\n" +
+			"jail. The exit code is 0 when the repository can be shared as it is, 1 when something is refused or left out,\n" +
+			"and 2 when it could not be checked.",
 		Flags:  []cli.Flag{jsonFlag()},
 		Action: runGuard,
 	}
@@ -37,14 +41,11 @@ func runGuard(ctx context.Context, c *cli.Command) error {
 		return err
 	}
 	r, err := guard(ctx, a[0])
-	switch {
-	case errors.Is(err, gitguard.ErrConfig):
-		return withCode(ExitError, err)
-	case err != nil:
+	if err != nil && !errors.Is(err, gitguard.ErrConfig) { // which is a finding
 		return withCode(ExitUsage, err)
 	}
 	if c.Bool("json") {
-		err = showGuardJSON(c.Root().Writer, r)
+		err = showGuardJSON(c.Root().Writer, a[0], r)
 	} else {
 		err = showGuard(c.Root().Writer, r)
 	}
@@ -56,12 +57,13 @@ func runGuard(ctx context.Context, c *cli.Command) error {
 
 // guard resolves the links in the path that was typed; in the repository itself none is followed.
 func guard(ctx context.Context, path string) (gitguard.Report, error) {
+	typed := printable(path)
 	path, err := filepath.Abs(path)
 	if err == nil {
 		path, err = filepath.EvalSymlinks(path)
 	}
 	if err != nil {
-		return gitguard.Report{}, fmt.Errorf("finding the repository: %w", err)
+		return gitguard.Report{}, fmt.Errorf("finding the repository %s: %w", typed, underlying(err))
 	}
 	_, common, err := gitguard.FindRepository(path)
 	if err != nil {
@@ -72,6 +74,14 @@ func guard(ctx context.Context, path string) (gitguard.Report, error) {
 		return gitguard.Report{}, err
 	}
 	return gitguard.CheckRepository(ctx, path, run)
+}
+
+// underlying is the error without the path, which the caller has named in a form fit for a terminal.
+func underlying(err error) error {
+	if e, ok := errors.AsType[*fs.PathError](err); ok {
+		return e.Err
+	}
+	return err
 }
 
 // guardRunner is Git in a jail that sees the repository's Git folder, read-only; only root can make one.
@@ -100,11 +110,25 @@ func guardClean(r gitguard.Report) bool {
 	return true
 }
 
-func showGuardJSON(w io.Writer, r gitguard.Report) error {
+// guardReport is a report as it is printed as JSON.
+type guardReport struct {
+	// Path is the one that was named.
+	Path string `json:"path"`
+	gitguard.Report
+	// Layouts has what each layout makes of the repository.
+	Layouts map[string]string `json:"layouts"`
+}
+
+func showGuardJSON(w io.Writer, path string, r gitguard.Report) error {
 	if r.Findings == nil {
 		r.Findings = []gitguard.Finding{}
 	}
-	b, err := json.MarshalIndent(r, "", "  ")
+	layouts := map[string]string{}
+	for _, l := range guardLayouts {
+		layouts[l] = r.Verdict(l)
+	}
+	r.Repository, r.CommonDir = printable(r.Repository), printable(r.CommonDir)
+	b, err := json.MarshalIndent(guardReport{Path: printable(path), Report: r, Layouts: layouts}, "", "  ")
 	if err != nil {
 		return fmt.Errorf("writing the report as JSON: %w", err)
 	}
@@ -112,13 +136,17 @@ func showGuardJSON(w io.Writer, r gitguard.Report) error {
 	return err
 }
 
+var guardLayouts = []string{config.IsolatedLayout, config.SharedLayout}
+
 func showGuard(w io.Writer, r gitguard.Report) error {
 	p := &guardPrinter{w: w}
 	for _, f := range r.Findings {
 		p.finding(f)
 	}
-	isolated, shared := len(r.Refused("isolated")), len(r.Refused("shared"))
-	p.printf("%q: %d findings; isolated: %s, shared: %s\n", r.CommonDir, len(r.Findings), guardVerdict(isolated), guardVerdict(shared))
+	p.printf("%q: %s\n", r.CommonDir, count(len(r.Findings), "finding"))
+	for _, l := range guardLayouts {
+		p.printf("%s: %s\n", l, guardVerdict(r, l))
+	}
 	if !r.Attributes {
 		why := "run it as root"
 		if os.Geteuid() == 0 {
@@ -129,11 +157,17 @@ func showGuard(w io.Writer, r gitguard.Report) error {
 	return p.err
 }
 
-func guardVerdict(refused int) string {
-	if refused == 0 {
+// guardVerdict is a layout's verdict in words.
+func guardVerdict(r gitguard.Report, layout string) string {
+	verdict := r.Verdict(layout)
+	switch left, found := strings.CutPrefix(verdict, "left out "); {
+	case found:
+		return "can be shared, with " + left + " left out"
+	case verdict == "refused":
+		return fmt.Sprintf("REFUSED (%d)", len(r.Refused(layout)))
+	default:
 		return "can be shared"
 	}
-	return fmt.Sprintf("REFUSED (%d)", refused)
 }
 
 type guardPrinter struct {

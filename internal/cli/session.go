@@ -124,6 +124,11 @@ func createRequest(c *cli.Command) (*sandboxv1.CreateSessionRequest, error) {
 	if err != nil {
 		return nil, err
 	}
+	for flag, text := range map[string]string{"repo": repo, "worktree": worktree, "branch": c.String("branch"), "base": c.String("base")} {
+		if err := checkText("--"+flag, text); err != nil {
+			return nil, err
+		}
+	}
 	env, err := keyValues("env", c.StringSlice("env"))
 	if err != nil {
 		return nil, err

@@ -31,6 +31,9 @@ func runWorkspaceDelete(ctx context.Context, c *cli.Command) error {
 	if err != nil {
 		return err
 	}
+	if err := checkText("SESSION|PATH", a[0]); err != nil {
+		return withCode(ExitUsage, err)
+	}
 	req := &sandboxv1.DeleteWorkspaceRequest{SessionId: a[0], OwnerEpoch: c.Uint64("owner-epoch"), Force: c.Bool("force")}
 	if strings.Contains(a[0], "/") {
 		if req.Worktree, err = absolute("worktree", a[0]); err != nil {

@@ -33,6 +33,10 @@ const (
 	Attribute Kind = "attribute"
 	// Clone is a repository that is not whole without something outside of it.
 	Clone Kind = "clone"
+	// Unreadable is a configuration that is refused as a whole; ReadConfig says why.
+	Unreadable Kind = "unreadable"
+	// Name is a path that no message to an agent can hold.
+	Name Kind = "name"
 	// Note never refuses: it tells what will be different in a sandbox.
 	Note Kind = "note"
 )

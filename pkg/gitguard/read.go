@@ -50,6 +50,10 @@ type Config struct {
 // would not read the file to its end without complaint: Git prints the entries before a mistake too.
 func ReadConfig(ctx context.Context, path string) (Config, error) {
 	raw, err := readRegular(path, maxConfig)
+	if errors.Is(err, os.ErrNotExist) {
+		return Config{}, fmt.Errorf("%w: %s: it is not there: restore it, or have Git write a new one (git init %s), and look at what that lacks",
+			ErrConfig, plain(path), plain(whoseGitFolder(filepath.Dir(path))))
+	}
 	if err != nil {
 		return Config{}, fmt.Errorf("%w: %s: %w", ErrConfig, plain(path), err)
 	}

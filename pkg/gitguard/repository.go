@@ -8,6 +8,8 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"unicode"
+	"unicode/utf8"
 
 	"golang.org/x/sys/unix"
 )
@@ -33,6 +35,24 @@ func (r Report) Refused(layout string) []Finding {
 		}
 	}
 	return out
+}
+
+// Verdict is what a layout makes of the repository: "ok", "left out N" (N findings are not in the sanitised configuration,
+// and nothing is refused), or "refused".
+func (r Report) Verdict(layout string) string {
+	left := 0
+	for _, f := range r.Findings {
+		switch {
+		case f.Refuses(layout):
+			return "refused"
+		case layout == layoutIsolated && f.Kind != Note:
+			left++
+		}
+	}
+	if left > 0 {
+		return fmt.Sprintf("left out %d", left)
+	}
+	return "ok"
 }
 
 // Runner runs Git in the repository's common Git folder, jailed, and gives its standard output; a non-zero exit is an
@@ -132,19 +152,25 @@ func isGitFolder(path string) bool {
 // CheckRepository checks the repository that path belongs to (see FindRepository): its configuration, its Git folder,
 // and, unless run is nil or something that refuses every layout was found before, with Git the attributes in the trees of
 // HEAD, of the HEAD of the linked worktree that path is, and of the commits that more names, as rev-parse reads them; those
-// that name none are passed over. The findings have their lines. It fails with ErrNoRepository or ErrConfig where there is
-// nothing to judge, and with run's error.
+// that name none are passed over. The findings have their lines. It fails with ErrNoRepository where there is nothing to
+// judge, with ErrConfig where a configuration is refused as a whole, which is then also the report's last finding, and with
+// run's error.
 func CheckRepository(ctx context.Context, path string, run Runner, more ...string) (Report, error) {
 	var r Report
 	var err error
 	if r.Repository, r.CommonDir, err = FindRepository(path); err != nil {
 		return Report{}, err
 	}
-	config, err := ReadConfig(ctx, filepath.Join(r.CommonDir, "config"))
+	r.Findings = checkNames(filepath.Clean(path), r.CommonDir)
+	file := filepath.Join(r.CommonDir, "config")
+	config, err := ReadConfig(ctx, file)
+	if errors.Is(err, ErrConfig) {
+		r.Findings = append(r.Findings, unreadable(file, err))
+	}
 	if err != nil {
 		return r, err
 	}
-	r.Findings = config.Locate(ctx, config.Judge())
+	r.Findings = append(r.Findings, config.Locate(ctx, config.Judge())...)
 	files, err := checkGitFolder(r.CommonDir)
 	if err != nil {
 		return Report{}, fmt.Errorf("looking at %s: %w", plain(r.CommonDir), err)
@@ -159,6 +185,29 @@ func CheckRepository(ctx context.Context, path string, run Runner, more ...strin
 	}
 	r.Attributes, r.Findings = true, append(r.Findings, trees...)
 	return r, nil
+}
+
+// unreadable is the finding for a configuration that is refused as a whole.
+func unreadable(file string, err error) Finding {
+	why := strings.TrimPrefix(err.Error(), ErrConfig.Error()+": "+plain(file))
+	return Finding{File: plain(file), Kind: Unreadable, Why: strings.TrimLeft(why, ":, "), Remedy: "mend it: git config --file " + word(plain(file)) + " --list has to read it to its end"}
+}
+
+// checkNames refuses paths that the API can't name: its messages are UTF-8, and paths with control characters are refused.
+func checkNames(paths ...string) []Finding {
+	for _, path := range paths {
+		why := ""
+		switch {
+		case !utf8.ValidString(path):
+			why = "the path is not UTF-8, and a message to an agent can hold no other"
+		case strings.ContainsFunc(path, unicode.IsControl):
+			why = "the path has a control character (a line break, say)"
+		default:
+			continue
+		}
+		return []Finding{{File: plain(path), Kind: Name, Why: why, Remedy: "rename it (mv), and then git worktree repair for a clone that has worktrees"}}
+	}
+	return nil
 }
 
 // checkTrees looks at HEAD's tree, and at those of other commits. What was found in one is not said again of another.

@@ -53,6 +53,14 @@ func (d decision) withheld(ref, before string) string {
 	return ""
 }
 
+// count is a number of things: "1 ref", "2 refs".
+func count(n int, what string) string {
+	if n == 1 {
+		return "1 " + what
+	}
+	return fmt.Sprintf("%d %ss", n, what)
+}
+
 // inUTF8 is a name with %XX for each byte that is no UTF-8, which the state could not hold.
 func inUTF8(name string) string {
 	if utf8.ValidString(name) {

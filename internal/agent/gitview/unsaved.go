@@ -33,7 +33,7 @@ func uncommitted(status string) []string {
 	if len(lines) > mostNamed {
 		more = ", …"
 	}
-	return []string{fmt.Sprintf("Not committed: %d files (%s%s).", len(lines), strings.Join(named, ", "), more)}
+	return []string{fmt.Sprintf("Not committed: %s (%s%s).", count(len(lines), "file"), strings.Join(named, ", "), more)}
 }
 
 // unsavedCommits finds what only the session's refs and HEAD lead to.
@@ -89,7 +89,7 @@ func (v *View) unsavedCommits(ctx context.Context) (out []string, err error) {
 		}
 	}
 	if more > 0 {
-		out = append(out, fmt.Sprintf("%d more refs of the session were not looked at.", more))
+		out = append(out, fmt.Sprintf("Not looked at: %s of the session.", count(more, "more ref")))
 	}
 	return out, nil
 }
@@ -213,7 +213,7 @@ func (r record) removeMirror(ctx context.Context) ([]string, error) {
 		if err := runMoves(unbroken(ctx), s, nil, "sandbox-agent: workspace deleted", moves); err != nil {
 			return removed, err
 		}
-		removed = append(removed, fmt.Sprintf("%s/ (%d refs)", mirrorOf(session), len(moves)))
+		removed = append(removed, fmt.Sprintf("%s/ (%s)", mirrorOf(session), count(len(moves), "ref")))
 	}
 	return removed, nil
 }
