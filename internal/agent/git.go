@@ -28,7 +28,10 @@ func (a *Agent) workspaceDir(worktree string) string {
 func (a *Agent) workspacesDir() string { return filepath.Join(a.cfg.StateDir, "workspaces") }
 
 // openView opens the session's view of its repository. It runs on the session's goroutine, or before there is one.
-func (s *session) openView(ctx context.Context) (*gitview.View, error) {
+func (s *session) openView(ctx context.Context) (*gitview.View, error) { return s.openViewIn(ctx, nil) }
+
+// openViewIn is openView where the caller has a jail of the base clone already; nil: it has none.
+func (s *session) openViewIn(ctx context.Context, base *gitjail.Kept) (*gitview.View, error) {
 	if s.gitView != nil {
 		return s.gitView, nil
 	}
@@ -43,7 +46,7 @@ func (s *session) openView(ctx context.Context) (*gitview.View, error) {
 	v, err := gitview.Open(ctx, gitview.Options{
 		Dir: s.agent.workspaceDir(rec.Workspace.Worktree), SessionID: s.id, Layout: rec.GitLayout,
 		Workspace: rec.Workspace, Config: s.judged, Export: s.agent.cfg.Workspace.Export, Live: live,
-		Env: identity(s.agent.cfg.Workspace), Hooks: s.agent.cfg.Workspace.Hooks == "inside",
+		Base: base, Env: identity(s.agent.cfg.Workspace), Hooks: s.agent.cfg.Workspace.Hooks == "inside",
 	})
 	if err != nil {
 		return nil, err

@@ -24,9 +24,23 @@ import (
 
 // guard judges a repository before any Git runs in it for a session's sake: even a checkout runs programs that a
 // configuration names. It gives what does not refuse the layout but will be different in the sandbox. What is no base
-// clone is left to workspace.Open, which says what is wrong with it.
-func guard(ctx context.Context, w *sandboxv1.Workspace) ([]gitguard.Finding, error) {
+// clone, and has no jail therefore, is left to workspace.Open, which says what is wrong with it.
+func guard(ctx context.Context, w *sandboxv1.Workspace, base *gitjail.Kept) ([]gitguard.Finding, error) {
 	repository, layout := w.GetRepository(), w.GetGitLayout()
+	if base == nil {
+		return nil, nil
+	}
+	_, _ = base.Session() // it is made while the configuration is read; what is wrong with it is said when it is needed
+	report, err := gitguard.CheckRepository(ctx, repository, base.Run, checkedOut(w))
+	if err != nil {
+		return nil, guardError(err)
+	}
+	return acceptable(repository, layout, report.Findings)
+}
+
+// baseGit is the jail in which a new session's repository is judged, its worktree made, and its view; nil, if the repository
+// is no base clone. The caller closes it.
+func baseGit(ctx context.Context, repository string) (*gitjail.Kept, error) {
 	owner, err := hostfs.StatDir("repository", repository)
 	if err != nil {
 		return nil, workspaceError(err)
@@ -35,15 +49,7 @@ func guard(ctx context.Context, w *sandboxv1.Workspace) ([]gitguard.Finding, err
 	if common == "" {
 		return nil, nil
 	}
-	jail := gitjail.Jail{
-		Dir: repository, Owner: owner, Env: []string{"GIT_DIR=" + common, "GIT_COMMON_DIR=" + common},
-		Mounts: []gitjail.Mount{gitjail.Same(repository)},
-	}
-	report, err := gitguard.CheckRepository(ctx, repository, jail.Run, checkedOut(w))
-	if err != nil {
-		return nil, guardError(err)
-	}
-	return acceptable(repository, layout, report.Findings)
+	return workspace.BaseGit(ctx, repository, common, owner), nil
 }
 
 // checkedOut names the commit that the worktree has, or will be made from: of a branch that exists it is the branch's, and

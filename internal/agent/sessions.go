@@ -12,6 +12,7 @@ import (
 
 	sandboxv1 "github.com/sandbox-agent/sandbox-agent/api/sandbox/v1"
 	"github.com/sandbox-agent/sandbox-agent/internal/agent/events"
+	"github.com/sandbox-agent/sandbox-agent/internal/agent/gitjail"
 	"github.com/sandbox-agent/sandbox-agent/internal/agent/journal"
 	"github.com/sandbox-agent/sandbox-agent/internal/agent/workspace"
 	"github.com/sandbox-agent/sandbox-agent/internal/config"
@@ -142,13 +143,18 @@ func (a *Agent) makeSession(ctx context.Context, r *sandboxv1.CreateSessionReque
 	if err := a.checkNotDeleting(w.GetWorktree()); err != nil {
 		return nil, err
 	}
-	found, err := guard(ctx, w)
+	base, err := baseGit(ctx, w.GetRepository())
+	if err != nil {
+		return nil, err
+	}
+	defer base.Close()
+	found, err := guard(ctx, w, base)
 	if err != nil {
 		return nil, err
 	}
 	ws, err := workspace.Open(ctx, workspace.Wanted{
 		Repository: w.GetRepository(), Worktree: w.GetWorktree(), Branch: w.GetBranch(), BaseRef: w.GetBaseRef(),
-		AllowRootOwned: a.cfg.Workspace.AllowRootOwned,
+		AllowRootOwned: a.cfg.Workspace.AllowRootOwned, Base: base,
 	})
 	if err != nil {
 		return nil, workspaceError(err)
@@ -168,7 +174,7 @@ func (a *Agent) makeSession(ctx context.Context, r *sandboxv1.CreateSessionReque
 		Notes:     notesOf(a.cfg.Workspace, w.GetGitLayout(), found),
 	})
 	grants.take(s, &s.rec)
-	if err := s.setUp(ctx); err != nil {
+	if err := s.setUp(ctx, base); err != nil {
 		return nil, err
 	}
 	point("create.set-up")
@@ -190,14 +196,14 @@ func workspaceError(err error) error {
 }
 
 // setUp sees that the file systems do what Git needs, and makes the workspace's Git folder.
-func (s *session) setUp(ctx context.Context) error {
+func (s *session) setUp(ctx context.Context, base *gitjail.Kept) error {
 	ws := s.rec.Workspace
 	for _, dir := range []string{ws.Worktree, ws.CommonDir} {
 		if err := workspace.CheckStorage(ctx, dir, ws.Owner); err != nil {
 			return workspaceError(err)
 		}
 	}
-	v, err := s.openView(ctx)
+	v, err := s.openViewIn(ctx, base)
 	if err != nil {
 		return workspaceError(err)
 	}

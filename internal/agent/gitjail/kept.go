@@ -58,9 +58,9 @@ func (k *Kept) Run(ctx context.Context, args ...string) (string, error) {
 	return k.RunCall(ctx, Call{Args: args})
 }
 
-// Close ends the jail, if there is one, and waits until it has ended.
+// Close ends the jail, if there is one, and waits until it has ended. Of none, nil, there is nothing to close.
 func (k *Kept) Close() {
-	if k.session != nil {
+	if k != nil && k.session != nil {
 		k.session.Close()
 		k.session = nil
 	}
