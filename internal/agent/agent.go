@@ -58,6 +58,7 @@ type Agent struct {
 	timesChanged chan struct{}
 	// draining: nothing new is started (DrainNode). Never taken back.
 	draining atomic.Bool
+	clock    *clock
 	// sweepNow has old exec records removed before the hour is over.
 	sweepNow chan struct{}
 
@@ -84,7 +85,7 @@ func New(o Options) (*Agent, error) {
 	ctx, cancel := context.WithCancel(context.Background())
 	a := &Agent{
 		opts: o, cfg: &o.Config, log: o.Log, runtimes: o.Runtimes, slots: newSlots(o.Config.Limits.TotalMemoryBytes),
-		bootID: strings.TrimSpace(string(boot)), started: time.Now(),
+		bootID: strings.TrimSpace(string(boot)), started: time.Now(), clock: nodeClock(),
 		ctx: ctx, cancel: cancel, closing: make(chan struct{}), sweepNow: make(chan struct{}, 1), timesChanged: make(chan struct{}, 1),
 		sessions: map[string]*session{}, creating: map[string]bool{}, worktrees: map[string]string{},
 	}

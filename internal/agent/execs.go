@@ -151,6 +151,9 @@ func (a *Agent) GetExec(_ context.Context, r *sandboxv1.GetExecRequest) (*sandbo
 		return nil, err
 	}
 	if live != nil {
+		if result := s.answeredBefore(live); result != nil {
+			return &sandboxv1.GetExecResponse{State: sandboxv1.ExecState_EXEC_DONE, Result: withText(result, r.GetText())}, nil
+		}
 		return &sandboxv1.GetExecResponse{State: live.state()}, nil
 	}
 	result, err := s.answerOf(record)
@@ -161,6 +164,19 @@ func (a *Agent) GetExec(_ context.Context, r *sandboxv1.GetExecRequest) (*sandbo
 		return nil, err
 	}
 	return &sandboxv1.GetExecResponse{State: sandboxv1.ExecState_EXEC_DONE, Result: withText(result, r.GetText())}, nil
+}
+
+// answeredBefore is the answer of an exec that an earlier agent may have given from its receipt alone, whose record a crash
+// took with it: until this agent has recorded it again it is in the receipts folder. nil for one that was never answered.
+func (s *session) answeredBefore(e *execution) *sandboxv1.ExecResult {
+	if !e.recovered {
+		return nil
+	}
+	finding, p, _ := s.look(e)
+	if finding != ReceiptGood || receiptVerdict(p).event != ExReceipt {
+		return nil // an answer that rests on more than its receipt was durable before it was given
+	}
+	return resultOf(&e.intent, p)
 }
 
 func (e *execution) state() sandboxv1.ExecState {
@@ -190,7 +206,7 @@ func (a *Agent) ListExecs(_ context.Context, r *sandboxv1.ListExecsRequest) ([]*
 		}
 		after = execKey(s.id, r.GetPageToken())
 	}
-	var page []*sandboxv1.ExecSummary
+	var page, open []*sandboxv1.ExecSummary
 	next := ""
 	err = a.journal.Scan(execKey(s.id, ""), after, func(key string, value []byte) error {
 		if len(page) == size {
@@ -198,13 +214,27 @@ func (a *Agent) ListExecs(_ context.Context, r *sandboxv1.ListExecsRequest) ([]*
 			return journal.ErrStop
 		}
 		summary, err := summaryOf(strings.TrimPrefix(key, execKey(s.id, "")), value)
-		page = append(page, summary)
+		if page = append(page, summary); summary.GetState() != sandboxv1.ExecState_EXEC_DONE {
+			open = append(open, summary)
+		}
 		return err
 	})
 	if err != nil {
 		return nil, "", fmt.Errorf("listing the execs of session %s: %w", s.id, err)
 	}
+	for _, summary := range open {
+		s.lookAt(summary)
+	}
 	return page, next, nil
+}
+
+// lookAt completes the summary of an exec whose record has no outcome: it runs, or is answered by GetExec all the same.
+func (s *session) lookAt(summary *sandboxv1.ExecSummary) {
+	res, err := s.agent.GetExec(context.Background(), &sandboxv1.GetExecRequest{SessionId: s.id, ExecId: summary.GetExecId()})
+	if err != nil {
+		return // it has expired since, or its session was deleted: when the list was made it ran
+	}
+	summary.State, summary.Status, summary.ExitCode = res.GetState(), res.GetResult().GetStatus(), res.GetResult().GetExitCode()
 }
 
 func summaryOf(id string, value []byte) (*sandboxv1.ExecSummary, error) {

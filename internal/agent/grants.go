@@ -38,7 +38,8 @@ type grantSet struct {
 	names  []grantRecord
 	files  []runtime.Grant
 	env    map[string]string
-	digest string // lower-case hex; empty without a grant
+	digest string  // lower-case hex; empty without a grant
+	given  instant // when the session got it
 }
 
 // grantRecord is what the journal has of a grant.
@@ -233,6 +234,7 @@ func (set *grantSet) checkBeside(env map[string]string) error {
 
 // take makes the set the session's. Caller holds mu, or is the session's maker.
 func (set *grantSet) take(s *session, r *sessionRecord) {
+	set.given = s.agent.clock.instant()
 	s.grants = set
 	r.Grants, r.GrantsDigest = set.names, set.digest
 }
@@ -317,7 +319,7 @@ func (s *session) env() map[string]string {
 func (s *session) has(set *grantSet) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.deleted || s.rec.GrantsDigest != set.digest || s.grantsProblem(time.Now()) != "" {
+	if s.deleted || s.rec.GrantsDigest != set.digest || s.grantsProblem() != "" {
 		return false
 	}
 	switch s.rec.State {
@@ -386,11 +388,11 @@ func (s *session) withdrawQueued(why string) {
 }
 
 // grantsProblem says why nothing can start with the session's grants; empty when it can. Caller holds mu.
-func (s *session) grantsProblem(now time.Time) string {
+func (s *session) grantsProblem() string {
 	if s.rec.GrantsDigest == "" {
 		return ""
 	}
-	if g, over := expired(s.rec.Grants, now); over {
+	if g, over := expired(s.rec.Grants, s.grantsTime()); over {
 		return fmt.Sprintf("Grant %s expired at %s.", g.Name, g.ExpiresAt.Format(time.RFC3339))
 	}
 	if s.grants == nil {
@@ -399,10 +401,18 @@ func (s *session) grantsProblem(now time.Time) string {
 	return ""
 }
 
+// grantsTime is the time by which the grants expire. Caller holds mu.
+func (s *session) grantsTime() time.Time {
+	if s.grants == nil {
+		return s.agent.clock.wall()
+	}
+	return s.agent.clock.since(s.grants.given)
+}
+
 // requireGrants refuses to start anything with grants that can't be used. It runs on the session's goroutine.
 func (s *session) requireGrants() error {
 	s.mu.Lock()
-	why := s.grantsProblem(time.Now())
+	why := s.grantsProblem()
 	s.mu.Unlock()
 	if why == "" {
 		return nil
@@ -415,7 +425,7 @@ func (s *session) requireGrants() error {
 // runs on the session's goroutine.
 func (s *session) forgetGrants() error {
 	s.mu.Lock()
-	why, state := s.grantsProblem(time.Now()), s.rec.State
+	why, state := s.grantsProblem(), s.rec.State
 	if why != "" {
 		s.grants = nil
 	}
@@ -450,7 +460,7 @@ func (s *session) expire() {
 func (s *session) gone() Event {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.grantsProblem(time.Now()) != "" {
+	if s.grantsProblem() != "" {
 		return EvEvidenceOnly
 	}
 	return EvEvidence

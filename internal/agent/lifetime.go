@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/sandbox-agent/sandbox-agent/internal/config"
+	"github.com/sandbox-agent/sandbox-agent/pkg/receipt"
 )
 
 // maxNap bounds the time between two looks while anything has a time, so that a clock that was set is noticed.
@@ -15,7 +16,7 @@ const maxNap = time.Minute
 type vitals struct {
 	state State
 	busy  bool // a command runs or waits
-	// started is when the newest sandbox was, used when it had its last command.
+	// The times are in steady time. started is when the newest sandbox was ready, used when it had its last command.
 	started, used time.Time
 	// expires is when the first of the grants does; zero when none does, or their contents are gone already.
 	expires time.Time
@@ -70,7 +71,8 @@ func timeIsUp(l config.Lifetime, v vitals, now time.Time) (what ending, next tim
 }
 
 // keepTimes ends sandboxes and grants whose time is up, until the agent closes. Everything that it goes by is in the
-// records and on the disk, so that a restart of the agent prolongs nothing.
+// records and on the disk, so that a restart of the agent prolongs nothing. All of it is in steady time (clock.go), which no
+// jump of the node's clock moves.
 func (a *Agent) keepTimes() {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
@@ -81,8 +83,8 @@ func (a *Agent) keepTimes() {
 		case <-timer.C:
 		case <-a.timesChanged:
 		}
-		if next := a.endWhatIsOver(time.Now()); !next.IsZero() {
-			timer.Reset(min(max(time.Until(next), 0), maxNap))
+		if next := a.endWhatIsOver(a.clock.steady()); !next.IsZero() {
+			timer.Reset(min(max(next.Sub(a.clock.steady()), 0), maxNap))
 		}
 	}
 }
@@ -167,37 +169,67 @@ func (s *session) retireOver(seen time.Time) error {
 }
 
 func (s *session) vitals() vitals {
+	c := s.agent.clock
 	s.mu.Lock()
 	v := vitals{state: s.rec.State, busy: s.active, used: s.used}
-	if s.grants != nil {
-		v.expires = firstExpiry(s.rec.Grants)
+	if first := firstExpiry(s.rec.Grants); s.grants != nil && !first.IsZero() {
+		v.expires = c.steady().Add(first.Sub(s.grantsTime()))
 	}
 	sb := s.rec.Sandbox
 	s.mu.Unlock()
 	if sb == nil {
 		return v
 	}
-	v.started = sb.Identity.StartedAt
+	v.started = c.startOf(sb)
 	if v.used.IsZero() {
 		v.used = s.lastUse(sb)
 	}
 	return v
 }
 
-// lastUse is when the last command of a sandbox of an earlier agent ended: each one changes the receipts folder. It is
-// never in the future, whatever was done to the clock or the folder.
+// startOf is when a sandbox was ready, in steady time. Of one that an agent of an older version made there is only what the
+// node's clock said; it is never in the future.
+func (c *clock) startOf(sb *sandboxRecord) time.Time {
+	if sb.ProvedAt > 0 {
+		return c.at(sb.ProvedAt)
+	}
+	return earliest(sb.Identity.StartedAt, c.steady())
+}
+
+func earliest(a, b time.Time) time.Time {
+	if a.Before(b) {
+		return a
+	}
+	return b
+}
+
+// lastUse is when the last command of a sandbox of an earlier agent ended, by the newest of its receipts that retention has
+// left. It is never before the sandbox's start nor in the future, whatever was done to the clock or the folder.
 func (s *session) lastUse(sb *sandboxRecord) time.Time {
-	used := sb.Identity.StartedAt
-	if st, err := os.Stat(s.agent.receiptsDir(sb.ID)); err == nil {
-		used = latest(used, st.ModTime())
-	}
-	if now := time.Now(); used.After(now) {
-		used = now
-	}
+	c := s.agent.clock
+	used := earliest(latest(c.startOf(sb), newestReceipt(s.agent.receiptsDir(sb.ID))), c.steady())
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.used.IsZero() {
 		s.used = used
 	}
 	return s.used
+}
+
+// newestReceipt is when the newest receipt in a folder was written; zero when there is none. Not the folder's own time:
+// retention changes that too, and whoever makes room for the next receipt.
+func newestReceipt(dir string) (newest time.Time) {
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return newest
+	}
+	for _, e := range entries {
+		if _, is := receipt.ExecIDOf(e.Name()); !is {
+			continue
+		}
+		if st, err := e.Info(); err == nil {
+			newest = latest(newest, st.ModTime())
+		}
+	}
+	return newest
 }

@@ -10,6 +10,7 @@ import (
 
 	sandboxv1 "github.com/sandbox-agent/sandbox-agent/api/sandbox/v1"
 	"github.com/sandbox-agent/sandbox-agent/internal/config"
+	"github.com/sandbox-agent/sandbox-agent/pkg/receipt"
 )
 
 // times are so long that nothing ends while a test runs: the tests say what time it is.
@@ -70,8 +71,8 @@ func TestARestartOfTheAgentProlongsNothing(t *testing.T) {
 	v := sess.vitals()
 	require.WithinRange(t, v.used, v.started, used, "from the disk: the agent was not there then")
 	require.WithinDuration(t, used, v.used, time.Minute)
-	dir := n.agent.receiptsDir(sess.sandboxRecord().ID)
-	require.NoError(t, os.Chtimes(dir, time.Now().Add(time.Hour), time.Now().Add(time.Hour)))
+	newest := filepath.Join(n.agent.receiptsDir(sess.sandboxRecord().ID), receipt.FileName("e1"))
+	require.NoError(t, os.Chtimes(newest, time.Now().Add(time.Hour), time.Now().Add(time.Hour)))
 	sess.mu.Lock()
 	sess.used = time.Time{}
 	sess.mu.Unlock()

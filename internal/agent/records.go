@@ -103,6 +103,8 @@ type sandboxRecord struct {
 	Evidence    *runtime.Evidence `json:"evidence,omitempty"`
 	// GrantsDigest is of the set that it was made with.
 	GrantsDigest string `json:"grantsDigest,omitempty"`
+	// ProvedAt is when it had proved itself, since the node's start: a sandbox does not outlive that.
+	ProvedAt time.Duration `json:"provedAt,omitempty"`
 }
 
 type proofRecord struct {

@@ -140,7 +140,7 @@ func (a *Agent) sweepRecords(all bool) {
 		if !due {
 			continue
 		}
-		if err := s.sweep(time.Now()); err != nil {
+		if err := s.sweep(a.clock.cautious()); err != nil {
 			s.log.Error("old exec records not removed", "error", err)
 		}
 	}

@@ -133,7 +133,7 @@ func (s *session) explain(err error) error {
 func (s *session) prepare() (runtime.Spec, error) {
 	a := s.agent
 	s.mu.Lock()
-	rec, grants, lost := s.rec, s.grants.mounted(), s.grantsProblem(time.Now())
+	rec, grants, lost := s.rec, s.grants.mounted(), s.grantsProblem()
 	s.mu.Unlock()
 	if lost != "" {
 		return runtime.Spec{}, fmt.Errorf("%w: session %s needs its grants again: %s", ErrPrecondition, s.id, lost)
@@ -220,7 +220,10 @@ func (s *session) start(spec runtime.Spec) (*attached, error) {
 	}
 	point("provision.proved")
 	defer s.agent.lookAtTimes()
-	return sb, s.apply(EvProved, "", func(r *sessionRecord) { r.Sandbox.Proof, s.used = proof, time.Now() }, key...)
+	c := s.agent.clock
+	return sb, s.apply(EvProved, "", func(r *sessionRecord) {
+		r.Sandbox.Proof, r.Sandbox.ProvedAt, s.used = proof, c.boot(), c.steady()
+	}, key...)
 }
 
 // makeReceiptsDir makes a sandbox's receipts folder and syncs the folder above, while the container starts: a receipt

@@ -44,7 +44,7 @@ type session struct {
 	deleted bool
 	sandbox *attached // nil when there is none, or none is attached
 	grants  *grantSet // nil when there are none, or their contents are lost
-	used    time.Time // when the goroutine was last seen to have nothing to do; zero since the agent's start
+	used    time.Time // when the goroutine was last seen to have nothing to do, steady time; zero since the agent's start
 	ending  bool      // lifetime.go has queued a job that may end the sandbox
 	// uncertain is the sandbox of which sandbox.uncertain was told.
 	uncertain string
@@ -129,7 +129,7 @@ func (s *session) next() func() {
 		s.running = e
 		return func() { s.execute(e) }
 	default:
-		s.active, s.used = false, time.Now()
+		s.active, s.used = false, s.agent.clock.steady()
 		return nil
 	}
 }

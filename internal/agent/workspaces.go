@@ -108,8 +108,11 @@ func (s *session) removeWorkspace(ctx context.Context, rec workspaceRecord, forc
 	// An earlier call may have come as far as to the worktree's Git folder, and not to its files, or the other way round.
 	theirs := mounts.Exists(ws.MetaDir) && !rec.hasMeta()
 	point("workspace.judged")
-	rec.Deleting = true
-	if err := a.journal.Update(ctx, true, journal.Set(workspaceKey(ws.Worktree), encode(rec))); err != nil {
+	mark, err := rec.step(WsDelete)
+	if err != nil {
+		return nil, err
+	}
+	if err := a.journal.Update(ctx, mark.Durable, journal.Set(workspaceKey(ws.Worktree), encode(rec))); err != nil {
 		return nil, fmt.Errorf("%w: marking the workspace of %s as being deleted: %w", ErrUnavailable, ws.Worktree, err)
 	}
 	point("workspace.marked")
@@ -136,7 +139,11 @@ func (s *session) removeWorkspace(ctx context.Context, rec workspaceRecord, forc
 		removed = append(removed, dir)
 	}
 	point("workspace.kept-removed")
-	if err := a.journal.Update(ctx, true, s.event(events.WorkspaceDeleted, ws.Worktree), journal.Delete(workspaceKey(ws.Worktree))); err != nil {
+	done, err := rec.step(WsDeleted)
+	if err != nil {
+		return nil, err
+	}
+	if err := a.journal.Update(ctx, done.Durable, s.event(events.WorkspaceDeleted, ws.Worktree), journal.Delete(workspaceKey(ws.Worktree))); err != nil {
 		return nil, fmt.Errorf("%w: forgetting the workspace of %s: %w", ErrUnavailable, ws.Worktree, err)
 	}
 	point("workspace.forgotten")

@@ -2,18 +2,15 @@ package agent
 
 import "fmt"
 
-// WorkspaceState says who may do what with a worktree and what the agent keeps for it. A reservation is as durable as its
-// session; the mark of a deletion has a record of its own.
+// WorkspaceState says what may be done with a worktree, and what the agent keeps for it, by the one session that has it or,
+// when none has, by the call that deletes it. Agent.reserveWorkspace sees to it that there is only one.
 type WorkspaceState string
 
 // The states of a workspace.
 const (
-	WorkspaceFree     WorkspaceState = "FREE"
-	WorkspaceReserved WorkspaceState = "RESERVED" // one session has it, or a deletion of one that nobody has
+	WorkspaceReserved WorkspaceState = "RESERVED"
 	// WorkspaceDeleting: its deletion has begun, and a part may be gone: it can only be completed.
 	WorkspaceDeleting WorkspaceState = "DELETING"
-	// WorkspaceHalf is Deleting that nobody is at: the call failed, or the agent was killed.
-	WorkspaceHalf WorkspaceState = "HALF_DELETED"
 )
 
 // WorkspaceEvent is what happens to a workspace.
@@ -21,9 +18,7 @@ type WorkspaceEvent string
 
 // The events of a workspace.
 const (
-	WsReserve WorkspaceEvent = "reserve" // a session is created on it, or nobody has it and it is deleted
 	WsUse     WorkspaceEvent = "use"     // a session opens it, or a sandbox is made on it
-	WsRelease WorkspaceEvent = "release" // its session is deleted, with evidence (EvDelete), or the deletion's call ends
 	WsDelete  WorkspaceEvent = "delete"  // the point of no return: no command runs, and nothing would be lost, or force
 	WsDeleted WorkspaceEvent = "deleted" // nothing of it is left
 )
@@ -32,8 +27,6 @@ const (
 type WorkspaceEffects struct {
 	// Durable: the mark is on disk before anything is removed, and goes when everything is.
 	Durable bool
-	// Remove: worktree, private Git folder, refs and caches are removed; each step can be repeated.
-	Remove bool
 }
 
 type workspaceTransition struct {
@@ -43,21 +36,13 @@ type workspaceTransition struct {
 
 // workspaceTable is the whole machine; what isn't in it is refused.
 var workspaceTable = map[WorkspaceState]map[WorkspaceEvent]workspaceTransition{
-	WorkspaceFree: {
-		WsReserve: {WorkspaceReserved, WorkspaceEffects{}},
-	},
 	WorkspaceReserved: {
-		WsUse:     {WorkspaceReserved, WorkspaceEffects{}},
-		WsRelease: {WorkspaceFree, WorkspaceEffects{}},
-		WsDelete:  {WorkspaceDeleting, WorkspaceEffects{Durable: true, Remove: true}},
+		WsUse:    {WorkspaceReserved, WorkspaceEffects{}},
+		WsDelete: {WorkspaceDeleting, WorkspaceEffects{Durable: true}},
 	},
 	WorkspaceDeleting: {
-		WsDelete:  {WorkspaceDeleting, WorkspaceEffects{Durable: true, Remove: true}},
+		WsDelete:  {WorkspaceDeleting, WorkspaceEffects{Durable: true}},
 		WsDeleted: {WorkspaceReserved, WorkspaceEffects{Durable: true}},
-		WsRelease: {WorkspaceHalf, WorkspaceEffects{}},
-	},
-	WorkspaceHalf: {
-		WsReserve: {WorkspaceDeleting, WorkspaceEffects{}},
 	},
 }
 
@@ -70,10 +55,19 @@ func (s WorkspaceState) Next(e WorkspaceEvent) (WorkspaceState, WorkspaceEffects
 	return t.to, t.effects, nil
 }
 
-// state is that of a workspace that whoever asks has reserved; nil: the agent keeps nothing for it yet.
+// state is that of the workspace that the record is about; nil: the agent keeps nothing for it yet.
 func (r *workspaceRecord) state() WorkspaceState {
 	if r != nil && r.Deleting {
 		return WorkspaceDeleting
 	}
 	return WorkspaceReserved
+}
+
+// step takes an event through the workspace's state machine; the record is then as it has to be written.
+func (r *workspaceRecord) step(e WorkspaceEvent) (WorkspaceEffects, error) {
+	to, effects, err := r.state().Next(e)
+	if err == nil {
+		r.Deleting = to == WorkspaceDeleting
+	}
+	return effects, err
 }

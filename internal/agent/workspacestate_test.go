@@ -8,24 +8,28 @@ import (
 
 func TestEveryWorkspaceTransitionIsTheExpectedOne(t *testing.T) {
 	want := map[WorkspaceState]map[WorkspaceEvent]WorkspaceState{
-		WorkspaceFree:     {WsReserve: WorkspaceReserved},
-		WorkspaceReserved: {WsUse: WorkspaceReserved, WsRelease: WorkspaceFree, WsDelete: WorkspaceDeleting},
-		WorkspaceDeleting: {WsDelete: WorkspaceDeleting, WsDeleted: WorkspaceReserved, WsRelease: WorkspaceHalf},
-		WorkspaceHalf:     {WsReserve: WorkspaceDeleting},
+		WorkspaceReserved: {WsUse: WorkspaceReserved, WsDelete: WorkspaceDeleting},
+		WorkspaceDeleting: {WsDelete: WorkspaceDeleting, WsDeleted: WorkspaceReserved},
 	}
-	for _, s := range []WorkspaceState{WorkspaceFree, WorkspaceReserved, WorkspaceDeleting, WorkspaceHalf} {
-		for _, e := range []WorkspaceEvent{WsReserve, WsUse, WsRelease, WsDelete, WsDeleted} {
+	for _, s := range []WorkspaceState{WorkspaceReserved, WorkspaceDeleting} {
+		for _, e := range []WorkspaceEvent{WsUse, WsDelete, WsDeleted} {
 			to, effects, err := s.Next(e)
+			rec := workspaceRecord{Deleting: s == WorkspaceDeleting}
+			stepped, stepErr := rec.step(e)
 			expected, ok := want[s][e]
 			if !ok {
 				require.ErrorIs(t, err, ErrPrecondition, "%s %s", s, e)
+				require.ErrorIs(t, stepErr, ErrPrecondition, "%s %s", s, e)
 				require.Equal(t, s, to, "%s %s", s, e)
+				require.Equal(t, s, rec.state(), "%s %s", s, e)
 				continue
 			}
 			require.NoError(t, err, "%s %s", s, e)
+			require.NoError(t, stepErr, "%s %s", s, e)
 			require.Equal(t, expected, to, "%s %s", s, e)
-			require.Equal(t, e == WsDelete, effects.Remove, "%s %s", s, e)
-			require.False(t, effects.Remove && !effects.Durable, "%s %s: nothing is removed before the mark is durable", s, e)
+			require.Equal(t, expected, rec.state(), "%s %s", s, e)
+			require.Equal(t, effects, stepped, "%s %s", s, e)
+			require.Equal(t, e != WsUse, effects.Durable, "%s %s: nothing is removed before the mark is durable", s, e)
 		}
 	}
 	require.Equal(t, WorkspaceReserved, (*workspaceRecord)(nil).state())

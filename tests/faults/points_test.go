@@ -87,29 +87,32 @@ func operations() []operation {
 			})
 		},
 	}, {
-		// The host works in the worktree too, before the command and after: each part of the view is brought in and out.
-		name: "exec with all kinds of Git work", consumes: true, prepare: func(s *session) {
-			require.NoError(s.t, os.WriteFile(filepath.Join(s.worktree, "host"), nil, 0o644))
-			require.NoError(s.t, os.Chown(filepath.Join(s.worktree, "host"), owner, owner))
-			git(s.t, s.worktree, "checkout", "-q", "-b", "host-"+s.id)
-			git(s.t, s.worktree, "add", "host")
-			git(s.t, s.worktree, "commit", "-q", "-m", "host")
+		// The host works in the worktree too, before the command: each part of the view is brought in and out.
+		name: "exec with all kinds of Git work", prepare: func(s *session) {
+			name := fmt.Sprintf("host-%s-%d", s.id, s.count)
+			require.NoError(s.t, os.WriteFile(filepath.Join(s.worktree, name), nil, 0o644))
+			require.NoError(s.t, os.Chown(filepath.Join(s.worktree, name), owner, owner))
+			git(s.t, s.worktree, "checkout", "-q", "-b", name)
+			git(s.t, s.worktree, "add", name)
+			git(s.t, s.worktree, "commit", "-q", "-m", name)
 		},
 		do: func(s *session) {
-			s.exec(s.next("git switch -q -c new-" + s.id + " && echo new > new && git add new && git commit -q -m new && git tag t-" + s.id +
-				" && echo staged > staged && git add staged && touch $(git rev-parse --git-dir)/HEAD.lock"))
+			name := fmt.Sprintf("new-%s-%d", s.id, s.count+1)
+			s.exec(s.next("git switch -q -c " + name + " && echo new > " + name + " && git add " + name + " && git commit -q -m " + name +
+				" && git tag t-" + name + " && echo staged > staged-" + name + " && git add staged-" + name + " && touch $(git rev-parse --git-dir)/HEAD.lock"))
 		},
 		check: func(s *session) {
-			r := s.current()
+			r, name := s.current(), fmt.Sprintf("new-%s-%d", s.id, s.count)
 			s.settleAll()
 			if s.ran(r.GetExecId()) == 0 {
 				return
 			}
 			s.until("the work is in the base clone", func() bool {
-				return git(s.t, s.repo, "for-each-ref", "--format=%(objectname)", "refs/heads/new-"+s.id) == inWorktree(s, "rev-parse", "HEAD")
+				return git(s.t, s.repo, "for-each-ref", "--format=%(objectname)", "refs/heads/"+name) == inWorktree(s, "rev-parse", "HEAD")
 			})
-			require.Equal(s.t, "new-"+s.id, git(s.t, s.worktree, "branch", "--show-current"))
-			require.Equal(s.t, "new\nhost", git(s.t, s.worktree, "log", "-2", "--format=%s"))
+			require.Equal(s.t, name, git(s.t, s.worktree, "branch", "--show-current"))
+			require.Equal(s.t, name, git(s.t, s.worktree, "log", "-1", "--format=%s"))
+			require.Contains(s.t, git(s.t, s.worktree, "diff", "--cached", "--name-only"), "staged-"+name)
 		},
 	}, {
 		name: "cancel of a running exec", prepare: func(s *session) { s.gate() },
