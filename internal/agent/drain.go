@@ -72,7 +72,7 @@ func (a *Agent) DrainNode(ctx context.Context, r *sandboxv1.DrainNodeRequest) ([
 // drain stops the session's sandbox once no command runs, or when over ends, the command.
 func (s *session) drain(over context.Context) *sandboxv1.DrainedSession {
 	var evidence *runtime.Evidence
-	reason := "There was no sandbox."
+	reason := "It had no sandbox."
 	done := s.enqueue(func() (err error) {
 		switch {
 		case s.agent.isClosing():
@@ -86,7 +86,7 @@ func (s *session) drain(over context.Context) *sandboxv1.DrainedSession {
 			}
 		default:
 			if sb := s.sandboxRecord(); sb != nil {
-				evidence = sb.Evidence
+				evidence, reason = sb.Evidence, "Its sandbox was gone already."
 			}
 		}
 		return err

@@ -144,10 +144,14 @@ func (s *session) admit(r *sandboxv1.ExecRequest) error {
 }
 
 func checkEpoch(session string, have, current uint64) error {
-	if have != 0 && have != current {
+	switch {
+	case have == 0 || have == current:
+		return nil
+	case have > current:
+		return fmt.Errorf("%w: owner_epoch %d was never given out by session %s, which is at %d: take the one that creating or claiming it answered", ErrPrecondition, have, session, current)
+	default:
 		return fmt.Errorf("%w: owner_epoch %d is not the current one of session %s, which is %d: another owner has claimed it", ErrPrecondition, have, session, current)
 	}
-	return nil
 }
 
 // execute is the exec's turn. It runs on the session's goroutine.

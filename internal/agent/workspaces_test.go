@@ -185,6 +185,12 @@ func TestDeletingAWorkspaceNamesWhatIsWrongWithTheRequest(t *testing.T) {
 	n.session("s")
 	_, err = n.deleteWorkspace(&sandboxv1.DeleteWorkspaceRequest{SessionId: "s", OwnerEpoch: 9})
 	require.ErrorIs(t, err, ErrPrecondition)
+	require.ErrorContains(t, err, "owner_epoch 9 was never given out by session s, which is at 1")
+	_, err = n.agent.ClaimSession(n.ctx(), &sandboxv1.ClaimSessionRequest{SessionId: "s"})
+	require.NoError(t, err)
+	_, err = n.deleteWorkspace(&sandboxv1.DeleteWorkspaceRequest{SessionId: "s", OwnerEpoch: 1})
+	require.ErrorIs(t, err, ErrPrecondition)
+	require.ErrorContains(t, err, "another owner has claimed it")
 }
 
 func TestACacheOutlivesTheSandboxAndASharedOneIsReadOnly(t *testing.T) {

@@ -226,7 +226,7 @@ func TestP12WhatIsNoPlainFileOfAReasonableSizeIsRefusedAtOnce(t *testing.T) {
 		}, "symbolic link"},
 		"link to nothing": {func(p string) error { return os.Symlink("/nowhere", p) }, "symbolic link"},
 		"folder":          {func(p string) error { return os.Mkdir(p, 0o755) }, "a folder"},
-		"absent":          {func(string) error { return nil }, "no such file"},
+		"absent":          {func(string) error { return nil }, "it is not there"},
 		"huge":            {func(p string) error { return os.WriteFile(p, bytes.Repeat([]byte("# x\n"), maxConfig/4+1), 0o644) }, "longer than"},
 	} {
 		t.Run(name, func(t *testing.T) {
