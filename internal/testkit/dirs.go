@@ -1,6 +1,7 @@
 package testkit
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -119,4 +120,16 @@ func gitEnv(name, email string) []string {
 		"GIT_AUTHOR_NAME=" + name, "GIT_AUTHOR_EMAIL=" + email,
 		"GIT_COMMITTER_NAME=" + name, "GIT_COMMITTER_EMAIL=" + email,
 	}
+}
+
+// Reftable puts the refs of a repository without linked worktrees into a reftable, or skips the test where the installed
+// Git can't: it does since 2.46.
+func Reftable(t testing.TB, uid int, repo string) {
+	t.Helper()
+	const helped = 129 // the exit code of every Git command that knows -h
+	err := exec.Command("git", "refs", "-h").Run()
+	if e := new(exec.ExitError); !errors.As(err, &e) || e.ExitCode() != helped {
+		t.Skip("this test needs a Git that has the reftable format and git refs migrate (2.46 and newer)")
+	}
+	GitAs(t, uid, repo, "refs", "migrate", "--ref-format=reftable")
 }

@@ -166,8 +166,12 @@ func (v *View) listPrivateRefs(ctx context.Context, s *gitjail.Session) (snapsho
 
 // listRefs lists the refs that a jail's repository has, less the sandboxes'.
 func listRefs(ctx context.Context, s *gitjail.Session, options ...string) (snapshot, error) {
+	return listRefsIn(ctx, s, nil, options...)
+}
+
+func listRefsIn(ctx context.Context, s *gitjail.Session, env []string, options ...string) (snapshot, error) {
 	out, err := s.RunCall(ctx, gitjail.Call{
-		Args: append([]string{"for-each-ref", "--format=%(objectname) %(refname) %(symref)"}, options...), Output: keptOutput,
+		Args: append([]string{"for-each-ref", "--format=%(objectname) %(refname) %(symref)"}, options...), Output: keptOutput, Env: env,
 	})
 	if err != nil {
 		return snapshot{}, err

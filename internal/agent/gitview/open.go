@@ -251,6 +251,10 @@ func (v *View) copyBase(ctx context.Context, j *jails, fresh string) error {
 		return fmt.Errorf("%w: HEAD of worktree %s names nothing: %w", ErrRefused, v.o.Workspace.Worktree, err)
 	}
 	v.state.Head = v.state.BaseHead
+	table, err := v.listTable(ctx, inBase)
+	if err != nil {
+		return err
+	}
 	return inBoth(v.o.Workspace.CommonDir, fresh, v.o.Workspace.Owner, func(base, d folder) error {
 		if err := writePackedRefs(d, v.snapshot); err != nil {
 			return err
@@ -259,6 +263,9 @@ func (v *View) copyBase(ctx context.Context, j *jails, fresh string) error {
 			return err
 		}
 		if err := v.copyWorktreeFiles(base, d); err != nil {
+			return err
+		}
+		if err := v.writeTable(d, table); err != nil {
 			return err
 		}
 		return d.write(v.meta()+"/HEAD", []byte(v.state.Head+"\n"))
@@ -317,7 +324,8 @@ func (v *View) copyWorktreeFiles(base, d folder) error {
 			rel := strings.TrimPrefix(name, v.meta()+"/")
 			copied++
 			switch {
-			case rel == "HEAD" || rel == "commondir" || rel == "gitdir" || rel == "config.worktree" || rel == "locked" || rel == "reftable":
+			case rel == "HEAD" || rel == "commondir" || rel == "gitdir" || rel == "config.worktree" || rel == "locked":
+			case rel == tables || rel == "refs/heads": // the latter is a file that says so
 			case strings.HasSuffix(rel, ".lock"):
 			case copied > mostCopied:
 				return fmt.Errorf("%w: %s has more than %d files: finish the operation that is under way in the worktree", ErrRefused, base.Name()+"/"+v.meta(), mostCopied)

@@ -8,6 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sandbox-agent/sandbox-agent/internal/agent/hostfs"
+	"github.com/sandbox-agent/sandbox-agent/pkg/mounts"
 )
 
 // In the shared layout commands write the base clone themselves: there is nothing to bring in or out. What is left to do
@@ -22,6 +23,9 @@ func (v *View) noteLocks() error {
 		return err
 	}
 	v.locks = set(locks)
+	if mounts.Exists(v.tableLock()) {
+		v.locks[v.tableLock()] = true
+	}
 	return v.inMetaFolder(func(m folder) error {
 		_, there, err := m.lstat(worktreeConfig)
 		v.worktreeConfig = there || errors.Is(err, unix.ELOOP)
@@ -29,11 +33,14 @@ func (v *View) noteLocks() error {
 	})
 }
 
-// sharedLocks are the lock files in the worktree's folder and in the skeleton, absolute.
+// sharedLocks are the lock files in the worktree's folder, with its table of refs, and in the skeleton, absolute.
 func (v *View) sharedLocks() ([]string, error) {
 	var out []string
-	for _, dir := range []string{v.o.Workspace.MetaDir, v.Private()} {
+	for _, dir := range []string{v.o.Workspace.MetaDir, v.Private(), filepath.Join(v.o.Workspace.MetaDir, tables)} {
 		names, err := namesIn(dir)
+		if filepath.Base(dir) == tables && err != nil {
+			continue // not every repository has it, and a command can put anything there
+		}
 		if err != nil {
 			return nil, err
 		}
@@ -58,7 +65,7 @@ func namesIn(path string) ([]string, error) {
 func (v *View) harvestShared() Harvest {
 	h := &harvest{v: v}
 	h.Status = Shared
-	for _, clean := range []func(*harvest) error{v.cleanLocks, v.cleanConfig} {
+	for _, clean := range []func(*harvest) error{v.cleanLocks, v.cleanConfig, v.sayTableLock} {
 		if err := clean(h); err != nil {
 			h.say("%v", err)
 		}
@@ -113,4 +120,18 @@ func (v *View) cleanConfig(h *harvest) error {
 		h.say("the command made %s/%s, which would be configuration: it was removed", v.o.Workspace.MetaDir, worktreeConfig)
 		return removeEither(m, worktreeConfig)
 	})
+}
+
+// tableLock is the one lock of all refs that a repository's worktrees share, where they are in a table.
+func (v *View) tableLock() string {
+	return filepath.Join(v.o.Workspace.CommonDir, tables, "tables.list.lock")
+}
+
+// sayTableLock tells of such a lock that came with the command. It stays: it may be that of a Git that is at work in the
+// base clone or in another session.
+func (v *View) sayTableLock(h *harvest) error {
+	if path := v.tableLock(); v.locks != nil && !v.locks[path] && mounts.Exists(path) {
+		h.say("%s is there since the command: until it is gone no ref can be changed in the repository; remove it if no Git is at work there (rm)", path)
+	}
+	return nil
 }

@@ -17,7 +17,6 @@ import (
 
 	"github.com/sandbox-agent/sandbox-agent/internal/agent/gitjail"
 	"github.com/sandbox-agent/sandbox-agent/pkg/gitguard"
-	"github.com/sandbox-agent/sandbox-agent/pkg/mounts"
 )
 
 // What base clone keeps of the worktree itself: HEAD, index, and HEAD's log. The session's are written there as regular
@@ -326,7 +325,7 @@ func isZero(id string) bool { return strings.Trim(id, "0") == "" }
 // With the reftable format the base clone's log is no file, and stays its own.
 func (h *harvest) readLog() error {
 	v := h.v
-	if !h.changed[partLogs] && !v.state.Pending || mounts.Exists(v.o.Workspace.CommonDir+"/reftable") {
+	if !h.changed[partLogs] && !v.state.Pending || v.hasTables() {
 		return nil
 	}
 	log, err := v.privateLog()
