@@ -40,7 +40,6 @@ func (s *Server) call(ctx context.Context, req *sdk.CallToolRequest) (*sdk.CallT
 	if !s.begin(id) {
 		return failed(&failure{err: errors.New("this server is stopping"), never: true}, id), nil
 	}
-	defer s.end(id)
 	x := s.newExecution(id, args)
 	result, err := x.follow(ctx, s.progressOf(ctx, req))
 	s.refresh(ctx)
@@ -107,13 +106,14 @@ type outcome struct {
 	err    error
 }
 
-// follow has the command run and tells of it until there is an outcome. Telling never holds up a cancel: a caller that
-// does not read may still want the command to end.
+// follow has the command run and tells of it until there is an outcome. Telling holds up neither a cancel nor the server's
+// end: a caller that does not read may still want the command to end. It ends what begin began.
 func (x *execution) follow(ctx context.Context, tell func(message string)) (*sandboxv1.ExecResult, error) {
 	ended := make(chan outcome, 1)
 	go func() {
 		var o outcome
 		o.result, o.err = x.run(ctx)
+		x.end(x.req.GetExecId())
 		ended <- o
 	}()
 	tick := time.NewTicker(x.o.ProgressEvery)

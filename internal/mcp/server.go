@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/rand"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -57,7 +58,7 @@ type Server struct {
 
 	mu      sync.Mutex
 	stopped bool
-	calls   sync.WaitGroup
+	execs   sync.WaitGroup
 	running map[string]bool // exec ids
 	offered string          // the tool as it was offered last
 	bounds  bounds
@@ -93,31 +94,31 @@ func (s *Server) Run(ctx context.Context, in io.Reader, out io.Writer) error {
 	s.o.Log.Info("ready", "session", s.o.Session, "execs", s.prefix())
 	done := make(chan error, 1)
 	go func() { done <- session.Wait() }()
+	answers := false
 	select {
 	case err := <-done: // it could not be written to
 		s.stop("the connection to the caller broke")
-		s.calls.Wait()
+		s.execs.Wait()
 		return err
 	case <-conn.ended:
 		s.stop("the caller closed standard input")
 	case <-ctx.Done():
 		s.stop(context.Cause(ctx).Error())
+		answers = true
 	}
-	s.calls.Wait()
+	s.execs.Wait()
 	last, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastWords)
 	defer cancel()
-	return s.leave(last, conn, session, done)
-}
-
-// leave closes the connection once all is said, or ctx ends.
-func (s *Server) leave(ctx context.Context, conn *stdio, session *sdk.ServerSession, done <-chan error) error {
-	err := conn.quiet(ctx)
+	if answers {
+		err = conn.quiet(last)
+	}
 	go session.Close() // it waits for whoever still writes
 	select {
 	case <-done:
-	case <-ctx.Done():
+		return err
+	case <-last.Done():
+		return errors.New("the caller does not read its answers: leaving without the last ones")
 	}
-	return err
 }
 
 // Running lists the exec ids of calls that have no result yet.
@@ -142,14 +143,14 @@ func (s *Server) stop(why string) {
 	close(s.stopping)
 }
 
-// begin lets a call in. false: the server stops.
+// begin lets an exec in, and end says what became of it is known. false: the server stops.
 func (s *Server) begin(id string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.stopped {
 		return false
 	}
-	s.calls.Add(1)
+	s.execs.Add(1)
 	s.running[id] = true
 	return true
 }
@@ -158,7 +159,7 @@ func (s *Server) end(id string) {
 	s.mu.Lock()
 	delete(s.running, id)
 	s.mu.Unlock()
-	s.calls.Done()
+	s.execs.Done()
 }
 
 // beforeList has the description say what holds when the tools are asked for, not what held at the start.

@@ -282,7 +282,7 @@ func (c *stdio) quiet(ctx context.Context) error {
 		select {
 		case <-c.less:
 		case <-ctx.Done():
-			return fmt.Errorf("%d calls are answered, and the caller does not read the answers: %w", n, ctx.Err())
+			return fmt.Errorf("the caller does not read the answers of %d calls: %w", n, ctx.Err())
 		}
 	}
 }

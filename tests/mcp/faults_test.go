@@ -1,0 +1,64 @@
+package mcp
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	sandboxv1 "github.com/sandbox-agent/sandbox-agent/api/sandbox/v1"
+	"github.com/sandbox-agent/sandbox-agent/internal/testkit"
+	"github.com/sandbox-agent/sandbox-agent/internal/testkit/node"
+)
+
+// A call outlives the agent's crash: the command goes on, the same exec id is asked again, and the answer is the truth of
+// the record.
+func TestP7ACallSurvivesAnAgentThatIsKilledMeanwhile(t *testing.T) {
+	testkit.Leaks(t)
+	a := node.Start(t, node.Options{})
+	s := newSession(t, a)
+	p := open(t, s)
+	p.call("1", "echo ran >> count; touch begun; until [ -e gate ]; do sleep 0.01; done; echo ended; exit 7")
+	s.awaitFile(t, "begun")
+	a.Kill()
+	eventually(t, "the loss is noticed", func() bool { return strings.Contains(p.log.String(), "lost the agent") })
+	// Meanwhile another one is told that there is no agent, and runs nothing.
+	p.call("2", "touch second")
+	require.Equal(t, "NOT_STARTED", p.answer(2.0).Status)
+	a.Serve()
+	s.touch(t, "gate")
+	got := p.answer(1.0)
+	require.Equal(t, "EXITED", got.Status)
+	require.Equal(t, 7, *got.Code)
+	require.Equal(t, "ended\n", got.Stdout)
+	require.NotEmpty(t, got.Receipt)
+	require.Equal(t, "ran\n", s.read(t, "count"), "it ran once")
+	require.NoFileExists(t, s.file("second"))
+	p.call("1", "echo ran >> count; touch begun; until [ -e gate ]; do sleep 0.01; done; echo ended; exit 7")
+	require.Equal(t, got, p.answer(1.0), "the same answer after the restart")
+}
+
+func TestAnAgentThatStaysAwayIsUncertaintyAndNotSilence(t *testing.T) {
+	testkit.Leaks(t)
+	a := node.Start(t, node.Options{})
+	s := newSession(t, a)
+	p := open(t, s, "--retry-for", "100ms")
+	p.call("1", "touch begun; until [ -e gate ]; do sleep 0.01; done")
+	s.awaitFile(t, "begun")
+	a.Kill()
+	got := p.answer(1.0)
+	require.Equal(t, "UNCERTAIN", got.Status)
+	require.True(t, got.isError)
+	require.True(t, got.May)
+	require.Contains(t, got.texts[0], "may have taken effect")
+	require.Contains(t, got.Reason, got.ExecID)
+	a.Serve()
+	s.touch(t, "gate")
+	eventually(t, "the record", func() bool {
+		r, err := s.Client.Execs.GetExec(t.Context(), &sandboxv1.GetExecRequest{SessionId: s.id, ExecId: got.ExecID})
+		return err == nil && r.GetResult().GetStatus() == sandboxv1.ExecResult_EXITED
+	})
+	// A caller that asks again with the same request gets the truth.
+	p.call("1", "touch begun; until [ -e gate ]; do sleep 0.01; done")
+	require.Equal(t, "EXITED", p.answer(1.0).Status)
+}
