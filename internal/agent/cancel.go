@@ -33,6 +33,7 @@ func (a *Agent) CancelExec(ctx context.Context, r *sandboxv1.CancelExecRequest) 
 	if err := checkExecID(r.GetExecId()); err != nil {
 		return nil, err
 	}
+	defer s.haste.hurry()()
 	live, record, err := s.cancelExec(r.GetExecId(), r.GetOwnerEpoch())
 	if err != nil {
 		return nil, err

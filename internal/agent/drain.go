@@ -95,6 +95,7 @@ func (s *session) drain(over context.Context) *sandboxv1.DrainedSession {
 	select {
 	case err = <-done:
 	case <-over.Done():
+		defer s.haste.hurry()()
 		if !s.agent.isClosing() {
 			s.cancelRunning()
 		}

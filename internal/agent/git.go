@@ -102,7 +102,12 @@ func (s *session) harvest(ctx context.Context) gitview.Harvest {
 	if err != nil {
 		return failed(err)
 	}
+	ctx, end := s.haste.harvesting(ctx)
 	h := v.Harvest(ctx)
+	if end() && h.Status == gitview.Failed {
+		h.Detail = fmt.Sprintf("%v (%s)", errHurried, h.Detail)
+		s.enqueue(s.settleAgain) // a refusal means that the agent is closing: the next start completes it
+	}
 	if didAnything(h) {
 		s.log.Info("harvested", "status", h.Status, "refs", h.Refs, "objects", h.Objects, "conflicts", len(h.Conflicts), "detail", h.Detail)
 	}

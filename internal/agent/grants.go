@@ -271,8 +271,12 @@ func (a *Agent) UpdateGrants(ctx context.Context, r *sandboxv1.UpdateGrantsReque
 		return nil, err
 	}
 	if !s.has(set) {
+		over := s.haste.hurry()
 		// The job is queued before the cancel: no queued exec starts between the two.
-		done := s.enqueue(func() error { return s.replaceGrants(check, set) })
+		done := s.enqueue(func() error {
+			defer over()
+			return s.replaceGrants(check, set)
+		})
 		s.cancelRunning()
 		if err := s.await(ctx, done); err != nil {
 			return nil, err
@@ -446,7 +450,9 @@ func (s *session) forgetGrants() error {
 
 // expire ends what has grants of which one has expired: the running command at its boundary, those that wait, the sandbox.
 func (s *session) expire() {
+	over := s.haste.hurry()
 	s.enqueue(func() error {
+		defer over()
 		if s.agent.isClosing() {
 			return nil // the next start finds the grants gone
 		}

@@ -131,9 +131,7 @@ func (s *session) recover(open []*execution) error {
 		})
 	}
 	s.urgent = append(s.urgent, func() {
-		if st := s.state(); st.Quiet() && !s.agent.isClosing() && s.agent.checkNotDeleting(s.workspace().Worktree) == nil {
-			s.settle()
-		}
+		_ = s.settleAgain() // it never fails
 	})
 	return err
 }

@@ -22,7 +22,7 @@ import (
 // lives while there is work; so commands run one at a time (P4) and a stop never meets a start. Callers queue jobs
 // and wait.
 //
-// Lock order: startMu, saveMu, mu. No lock is held while a sandbox or a command is waited for.
+// Lock order: startMu, saveMu, mu, haste.mu. No lock is held while a sandbox or a command is waited for.
 type session struct {
 	agent *Agent
 	id    string
@@ -54,6 +54,8 @@ type session struct {
 	stoppedFor string
 	// recorded counts outcomes since the start, kept those that retention would count (retention.go).
 	recorded, kept int64
+	// haste has a mutex of its own, which comes last.
+	haste haste
 	// trustedWaiting is how many calls of trusted Git wait or run.
 	trustedWaiting int64
 
@@ -95,7 +97,7 @@ func (a *attached) dead() bool {
 }
 
 func newSession(a *Agent, rec sessionRecord) *session {
-	return &session{agent: a, id: rec.ID, rec: rec, live: map[string]*execution{}, log: a.log.With("session", rec.ID)}
+	return &session{agent: a, id: rec.ID, rec: rec, live: map[string]*execution{}, log: a.log.With("session", rec.ID), haste: haste{patience: harvestPatience}}
 }
 
 // wake starts the goroutine if there is work and none runs. false: the agent is closing, and what was just queued will

@@ -414,8 +414,10 @@ func (s *session) retire(ctx context.Context, check func() error, why string, th
 		return nil, err
 	}
 	var evidence *runtime.Evidence
+	over := s.haste.hurry()
 	// The job is queued before the cancel: no queued exec starts between the two.
 	done := s.enqueue(func() (err error) {
+		defer over()
 		if err := check(); err != nil {
 			return err
 		}
@@ -427,6 +429,7 @@ func (s *session) retire(ctx context.Context, check func() error, why string, th
 		} else if sb := s.sandboxRecord(); sb != nil {
 			evidence = sb.Evidence
 		}
+		over() // what comes then has bounds of its own
 		return then()
 	})
 	s.cancelRunning()

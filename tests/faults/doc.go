@@ -7,5 +7,6 @@
 // every operation, and 10,000 random histories instead of some hundreds.
 //
 // What is not tried here, because this can't be had without another machine: a jump of the node's wall clock (a time
-// namespace moves the monotonic clock alone), and storage that answers no more (a task in uninterruptible sleep).
+// namespace moves the monotonic clock alone; internal/agent has tests with clocks of their own), and storage that answers no
+// more (a task in uninterruptible sleep).
 package faults
