@@ -31,11 +31,13 @@ type execution struct {
 	session  *session
 	intent   intentRecord
 	command  string
-	wishMS   uint64    // the timeout as the caller gave it, 0 if it gave none
-	fenced   uint64    // the generation that the caller insists on, 0 for any
-	ownerAsk uint64    // the owner epoch that the caller has, 0 for any
-	phase    ExecPhase // guarded by session.mu
-	output   *hub
+	wishMS   uint64 // the timeout as the caller gave it, 0 if it gave none
+	fenced   uint64 // the generation that the caller insists on, 0 for any
+	ownerAsk uint64 // the owner epoch that the caller has, 0 for any
+	// spillAbove: a stream of more bytes is to be had as a file; 0: none is.
+	spillAbove uint64
+	phase      ExecPhase // guarded by session.mu
+	output     *hub
 	// request is done once exec.requested is told; waits: it is told before its turn has come.
 	request sync.Once
 	waits   bool
@@ -54,7 +56,7 @@ type execution struct {
 
 func (s *session) newExecution(r *sandboxv1.ExecRequest, digest string, wishMS uint64, timeout time.Duration) *execution {
 	return &execution{
-		session: s, command: r.GetCommand(), wishMS: wishMS, fenced: r.GetGeneration(), ownerAsk: r.GetOwnerEpoch(), phase: Queued,
+		session: s, command: r.GetCommand(), wishMS: wishMS, fenced: r.GetGeneration(), ownerAsk: r.GetOwnerEpoch(), spillAbove: r.GetSpillAbove(), phase: Queued,
 		output: newHub(s.agent.cfg.Limits.OutputBytes), started: make(chan struct{}), done: make(chan struct{}),
 		intent: intentRecord{
 			ExecID: r.GetExecId(), SessionID: s.id, RequestDigest: digest, Labels: r.GetLabels(),
@@ -246,7 +248,7 @@ func (s *session) launch(e *execution, sb *attached) (receiptdv1.Receiptd_ExecCl
 	}
 	stream, err := sb.receiptd.Exec(s.agent.ctx, &receiptdv1.ExecRequest{
 		AttachEpoch: sb.epoch, ExecId: in.ExecID, Nonce: nonce, Command: e.command, TimeoutMs: in.TimeoutMS,
-		Labels: in.Labels, RequestedTimeoutMs: e.wishMS, GrantsDigest: in.GrantsDigest,
+		Labels: in.Labels, RequestedTimeoutMs: e.wishMS, GrantsDigest: in.GrantsDigest, SpillBytes: e.spillBytes(),
 	})
 	if err != nil {
 		s.log.Warn("exec not handed over", "exec", in.ExecID, "error", err)
@@ -499,14 +501,16 @@ func (s *session) conclude(e *execution, v verdict) {
 		durable = durable || result.GetHarvest() != nil
 	}
 	point("exec.harvested")
+	durable = s.spill(e, v.proven, result) || durable
 	if err := s.record(e, v.proven, result, harvest, durable); err != nil {
 		if v.event != ExReceipt {
 			s.finish(e, nil, err)
 			return
 		}
 		// The receipt is durable: it is the answer now, and at every later question (unrecorded).
-		// What was harvested is in no receipt, so it is in neither.
+		// What was harvested and the files of outputs are in no receipt, so they are in neither.
 		result.Harvest = nil
+		unspilled(result)
 		s.log.Error("outcome not recorded, answering from the receipt", "exec", e.intent.ExecID, "error", err)
 	}
 	point("outcome.recorded")

@@ -23,6 +23,7 @@ const shell = "/bin/bash"
 type execution struct {
 	id     string
 	stream *stream
+	spills [2]*spill // stdout's and stderr's
 	done   chan struct{}
 
 	mu  sync.Mutex
@@ -113,7 +114,7 @@ func (c *connection) register(req *receiptdv1.ExecRequest) (*execution, error) {
 	if s.running != nil {
 		return nil, status.Errorf(codes.FailedPrecondition, "exec %s is running: one command at a time", s.running.id)
 	}
-	e := &execution{id: req.GetExecId(), stream: newStream(), done: make(chan struct{})}
+	e := &execution{id: req.GetExecId(), stream: newStream(), done: make(chan struct{}), spills: s.newSpills(req)}
 	s.running = e
 	s.total++
 	return e, nil
@@ -177,8 +178,8 @@ func (s *Server) request(e *execution, req *receiptdv1.ExecRequest) nsexec.Reque
 		Timeout:     time.Duration(req.GetTimeoutMs()) * time.Millisecond,
 		Grace:       time.Duration(limits.GetGraceMs()) * time.Millisecond,
 		OutputBytes: limits.GetOutputBytes(),
-		Stdout:      e.stream.sink(receiptdv1.Stream_STDOUT),
-		Stderr:      e.stream.sink(receiptdv1.Stream_STDERR),
+		Stdout:      e.spills[0].behind(e.stream.sink(receiptdv1.Stream_STDOUT)),
+		Stderr:      e.spills[1].behind(e.stream.sink(receiptdv1.Stream_STDERR)),
 	}
 }
 
@@ -221,6 +222,8 @@ func (c *connection) boundary(e *execution, run *nsexec.Running, req *receiptdv1
 // see waits for the boundary and writes the receipt. The order is design.md's, section 3 step 6.
 func (c *connection) see(e *execution, run *nsexec.Running, req *receiptdv1.ExecRequest) {
 	s, res := c.server, c.boundary(e, run, req)
+	e.spills[0].close()
+	e.spills[1].close()
 	if res.NotStarted != "" {
 		e.notStarted = res.NotStarted
 		s.finish(e)

@@ -52,6 +52,14 @@ func FileName(execID string) string   { return execID + receiptEnding }
 func StdoutName(execID string) string { return execID + stdoutEnding }
 func StderrName(execID string) string { return execID + stderrEnding }
 
+// spillEnding follows the name of the kept output of the same stream.
+const spillEnding = ".spill"
+
+// StdoutSpillName and StderrSpillName are the names, in the receipts folder, of files with more of an exec's output than is
+// kept. They are no evidence and belong to no receipt: like spare files, they are debris to a Store that is opened.
+func StdoutSpillName(execID string) string { return spareMark + StdoutName(execID) + spillEnding }
+func StderrSpillName(execID string) string { return spareMark + StderrName(execID) + spillEnding }
+
 // ExecIDOf gives the exec id of a receipt's file name; false if the name is not a receipt's.
 func ExecIDOf(name string) (string, bool) {
 	id, ok := strings.CutSuffix(name, receiptEnding)

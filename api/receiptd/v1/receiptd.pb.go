@@ -933,8 +933,11 @@ type ExecRequest struct {
 	// itself from what it runs.
 	RequestedTimeoutMs uint64 `protobuf:"varint,7,opt,name=requested_timeout_ms,json=requestedTimeoutMs,proto3" json:"requested_timeout_ms,omitempty"`
 	// Added to View.env for this command only.
-	Env           []*EnvVar `protobuf:"bytes,8,rep,name=env,proto3" json:"env,omitempty"`
-	GrantsDigest  string    `protobuf:"bytes,9,opt,name=grants_digest,json=grantsDigest,proto3" json:"grants_digest,omitempty"`
+	Env          []*EnvVar `protobuf:"bytes,8,rep,name=env,proto3" json:"env,omitempty"`
+	GrantsDigest string    `protobuf:"bytes,9,opt,name=grants_digest,json=grantsDigest,proto3" json:"grants_digest,omitempty"`
+	// Write each stream that has more than Limits.output_bytes to a file of its own in the receipts folder, up to this many
+	// bytes; 0: no. The file is no evidence: it is neither synced nor hashed.
+	SpillBytes    uint64 `protobuf:"varint,10,opt,name=spill_bytes,json=spillBytes,proto3" json:"spill_bytes,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1030,6 +1033,13 @@ func (x *ExecRequest) GetGrantsDigest() string {
 		return x.GrantsDigest
 	}
 	return ""
+}
+
+func (x *ExecRequest) GetSpillBytes() uint64 {
+	if x != nil {
+		return x.SpillBytes
+	}
+	return 0
 }
 
 type Output struct {
@@ -1670,7 +1680,7 @@ const file_receiptd_v1_receiptd_proto_rawDesc = "" +
 	"\x05holds\x18\x03 \x01(\bR\x05holds\x12\x16\n" +
 	"\x06detail\x18\x04 \x01(\tR\x06detail\"=\n" +
 	"\rProveResponse\x12,\n" +
-	"\x05items\x18\x01 \x03(\v2\x16.receiptd.v1.ProofItemR\x05items\"\x8f\x03\n" +
+	"\x05items\x18\x01 \x03(\v2\x16.receiptd.v1.ProofItemR\x05items\"\xb0\x03\n" +
 	"\vExecRequest\x12!\n" +
 	"\fattach_epoch\x18\x01 \x01(\x04R\vattachEpoch\x12\x17\n" +
 	"\aexec_id\x18\x02 \x01(\tR\x06execId\x12\x14\n" +
@@ -1681,7 +1691,10 @@ const file_receiptd_v1_receiptd_proto_rawDesc = "" +
 	"\x06labels\x18\x06 \x03(\v2$.receiptd.v1.ExecRequest.LabelsEntryR\x06labels\x120\n" +
 	"\x14requested_timeout_ms\x18\a \x01(\x04R\x12requestedTimeoutMs\x12%\n" +
 	"\x03env\x18\b \x03(\v2\x13.receiptd.v1.EnvVarR\x03env\x12#\n" +
-	"\rgrants_digest\x18\t \x01(\tR\fgrantsDigest\x1a9\n" +
+	"\rgrants_digest\x18\t \x01(\tR\fgrantsDigest\x12\x1f\n" +
+	"\vspill_bytes\x18\n" +
+	" \x01(\x04R\n" +
+	"spillBytes\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x80\x01\n" +

@@ -37,25 +37,33 @@ func MakeScratch(worktree string, owner Owner) error {
 }
 
 func makeScratch(w *os.File) error {
-	if err := unix.Mkdirat(int(w.Fd()), ScratchName, 0o700); err != nil && !errors.Is(err, unix.EEXIST) {
-		return fmt.Errorf("mkdirat: %w (its owner must be able to write to the worktree: chmod u+rwx)", err)
-	}
-	if err := makeUsable(w); err != nil {
+	d, err := makeFolder(w, ScratchName)
+	if err != nil {
 		return err
 	}
-	fd, err := hostfs.Beneath(w, ScratchName, unix.O_RDONLY|unix.O_DIRECTORY, 0)
-	if err != nil {
-		return fmt.Errorf("openat2: %w", err)
-	}
-	d := os.NewFile(uintptr(fd), ScratchName)
 	defer d.Close()
 	return writeIgnore(d)
 }
 
-// makeUsable looks at what has the scratch folder's name without opening it, and puts a folder there that the owner can
-// read, write and enter.
-func makeUsable(w *os.File) error {
-	fd, err := hostfs.Beneath(w, ScratchName, unix.O_PATH, 0)
+// makeFolder makes sure that a name in w is a folder of the owner's, and opens it.
+func makeFolder(w *os.File, name string) (*os.File, error) {
+	if err := unix.Mkdirat(int(w.Fd()), name, 0o700); err != nil && !errors.Is(err, unix.EEXIST) {
+		return nil, fmt.Errorf("mkdirat: %w (its owner must be able to write to the worktree: chmod u+rwx)", err)
+	}
+	if err := makeUsable(w, name); err != nil {
+		return nil, err
+	}
+	fd, err := hostfs.Beneath(w, name, unix.O_RDONLY|unix.O_DIRECTORY, 0)
+	if err != nil {
+		return nil, fmt.Errorf("openat2: %w", err)
+	}
+	return os.NewFile(uintptr(fd), name), nil
+}
+
+// makeUsable looks at what has a folder's name without opening it, and puts a folder there that the owner can read, write
+// and enter.
+func makeUsable(w *os.File, name string) error {
+	fd, err := hostfs.Beneath(w, name, unix.O_PATH, 0)
 	if err != nil {
 		return fmt.Errorf("looking at it: openat2: %w", err)
 	}
@@ -66,7 +74,7 @@ func makeUsable(w *os.File) error {
 	}
 	switch {
 	case st.Mode&unix.S_IFMT != unix.S_IFDIR:
-		return replaceByFolder(w)
+		return replaceByFolder(w, name)
 	case st.Mode&0o700 != 0o700:
 		// fchmod(2) takes no O_PATH descriptor; its magic link leads to that very folder, whatever has its name now.
 		if err := unix.Chmod(fmt.Sprintf("/proc/self/fd/%d", fd), st.Mode&0o777|0o700); err != nil {
@@ -77,16 +85,16 @@ func makeUsable(w *os.File) error {
 }
 
 // replaceByFolder moves what is no folder into a new one, which then takes its name. Renaming follows no link.
-func replaceByFolder(w *os.File) error {
+func replaceByFolder(w *os.File, name string) error {
 	dir := int(w.Fd())
 	replaced := "replaced-" + rand.Text()
-	made := ScratchName + "." + replaced
+	made := name + "." + replaced
 	if err := unix.Mkdirat(dir, made, 0o700); err != nil {
 		return fmt.Errorf("replacing what is in its place: mkdirat: %w (remove it by hand)", err)
 	}
-	err := unix.Renameat(dir, ScratchName, dir, made+"/"+replaced)
+	err := unix.Renameat(dir, name, dir, made+"/"+replaced)
 	if err == nil {
-		err = unix.Renameat(dir, made, dir, ScratchName)
+		err = unix.Renameat(dir, made, dir, name)
 	}
 	if err != nil {
 		return fmt.Errorf("replacing what is in its place: renameat: %w (remove it by hand, and %s)", err, made)
