@@ -204,17 +204,17 @@ func afterError(err error, asked, over bool) step {
 	return unknown
 }
 
-// lookUp asks for the record of an exec that was refused.
+// lookUp asks for the record of an exec that was refused. An agent that is shutting down may not be able to tell any more.
 func (c *Client) lookUp(ctx context.Context, r *sandboxv1.ExecRequest) step {
 	_, err := c.api.Execs.GetExec(ctx, &sandboxv1.GetExecRequest{SessionId: r.GetSessionId(), ExecId: r.GetExecId()})
 	err = failed(ctx, "looking up exec "+r.GetExecId(), err)
 	switch {
-	case err == nil, lost(err), errors.Is(err, ErrUnavailable):
-		return askAgain
 	case errors.Is(err, ErrNotFound):
 		return refused
+	case errors.Is(err, ErrFailedPrecondition), errors.Is(err, ErrDataLoss): // it ran, and its record has expired or is damaged
+		return unknown
 	}
-	return unknown
+	return askAgain
 }
 
 // answered verifies an answer and turns it into what Exec gives. digest is the request's, "" where it is not known.

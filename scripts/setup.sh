@@ -15,7 +15,7 @@ die() {
 # A need is a command and the Debian package that brings it. Commands are asked for, not packages: a node that got
 # its Git or Node.js some other way is fine as it is.
 build=(git:git curl:curl gcc:gcc make:make)
-test=("${build[@]}" python3:python3-minimal jq:jq ip:iproute2 unshare:util-linux ps:procps bwrap:bubblewrap
+test=("${build[@]}" python3:python3 jq:jq ip:iproute2 unshare:util-linux ps:procps bwrap:bubblewrap
   runc:runc crun:crun gdb:gdb strace:strace cpio:cpio)
 lint=("${build[@]}" shellcheck:shellcheck)
 generate=("${build[@]}" npm:npm)
