@@ -558,3 +558,29 @@ func TestARepositoryIsRefusedForTheTreeThatTheWorktreeIsMadeFrom(t *testing.T) {
 	git("-C", wt, "checkout", "-q", "--detach", "main")
 	require.NoError(t, create(&sandboxv1.Workspace{}), "the control case")
 }
+
+// A message holds UTF-8 alone, and Git's names any bytes.
+func TestNamesThatAreNotUTF8AreRefusedOrQuotedAndNeverEndAnAnswer(t *testing.T) {
+	n := newNode(t)
+	s := n.session("s")
+	n.base(s, "branch", "host\xff", "main")
+	r := n.ok("s", "e1", `git commit -q --allow-empty -m One && git branch $'mine\xff' && git tag $'tag\xff' && touch "$(git rev-parse --git-common-dir)"/refs/heads/$'x\xff.lock'`)
+	_, err := proto.Marshal(r)
+	require.NoError(t, err)
+	require.Equal(t, gitview.Harvested, r.GetHarvest().GetStatus(), r.GetHarvest().GetDetail())
+	require.Contains(t, r.GetHarvest().GetRefs(), "refs/heads/work")
+	require.Regexp(t, `^".*/refs/heads/x\\xff\.lock"$`, r.GetHarvest().GetStaleLocks()[0])
+	require.NoError(t, n.agent.Close())
+	n.start()
+	again, err := n.agent.Exec(n.ctx(), &sandboxv1.ExecRequest{SessionId: "s", ExecId: "e1", Text: true,
+		Command: `git commit -q --allow-empty -m One && git branch $'mine\xff' && git tag $'tag\xff' && touch "$(git rev-parse --git-common-dir)"/refs/heads/$'x\xff.lock'`})
+	require.NoError(t, err)
+	require.True(t, proto.Equal(r, again))
+
+	wt := filepath.Join(filepath.Dir(s.GetWorkspace().GetRepository()), "theirs")
+	n.base(s, "worktree", "add", "-q", wt, "host\xff")
+	_, err = n.agent.CreateSession(n.ctx(), &sandboxv1.CreateSessionRequest{SessionId: "t",
+		Workspace: &sandboxv1.Workspace{Repository: s.GetWorkspace().GetRepository(), Worktree: wt}})
+	require.ErrorIs(t, err, ErrInvalid)
+	require.ErrorContains(t, err, `"host\xff" is not valid UTF-8: rename it`)
+}

@@ -136,3 +136,13 @@ func TestP12ARemedyIsSafeToPasteWhateverACommandCalledItsBranch(t *testing.T) {
 		require.Contains(t, said, strings.TrimPrefix(name, "refs/heads/")+"\n", "the shell reads one word")
 	}
 }
+
+// docs/git.md tells of it: the complaint is about the configuration, which is sealed, and not about the branch.
+func TestABranchThatIsDeletedInsideIsGoneWhateverGitSaysOfTheConfiguration(t *testing.T) {
+	w := newWorld(t)
+	w.harvested("git branch x && git branch y")
+	out := w.harvested("git branch -D x && git branch -d y && git branch --list x y")
+	require.Contains(t, out, "could not write config file")
+	require.Contains(t, out, "Deleted branch y")
+	require.Equal(t, "main\ntopic", w.branches())
+}

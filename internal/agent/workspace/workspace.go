@@ -481,7 +481,7 @@ func adopt(ctx context.Context, both *gitjail.Kept, ws Workspace, allowRoot bool
 	for _, x := range parseWorktrees(list) {
 		if x.path == ws.Worktree {
 			ws.Branch = x.branch
-			return ws, nil
+			return ws, checkText("the branch of worktree "+ws.Worktree+",", x.branch)
 		}
 	}
 	return Workspace{}, notLinked("git worktree list does not name it")
