@@ -168,8 +168,9 @@ func operations() []operation {
 			s.client.Git.Git(context.Background(), &sandboxv1.GitRequest{SessionId: s.id, Args: []string{"commit", "-q", "--allow-empty", "-m", "trusted"}})
 		},
 		check: func(s *session) {
+			branch := inWorktree(s, "branch", "--show-current")
 			s.until("the commit is in the base clone", func() bool {
-				return git(s.t, s.repo, "rev-parse", s.branch) == inWorktree(s, "rev-parse", "HEAD")
+				return git(s.t, s.repo, "rev-parse", branch) == inWorktree(s, "rev-parse", "HEAD")
 			})
 		},
 	}, {
