@@ -196,7 +196,7 @@ func unreadable(file string, err error) Finding {
 // checkNames refuses paths that the API can't name: its messages are UTF-8, and paths with control characters are refused.
 func checkNames(paths ...string) []Finding {
 	for _, path := range paths {
-		why := ""
+		var why string
 		switch {
 		case !utf8.ValidString(path):
 			why = "the path is not UTF-8, and a message to an agent can hold no other"
