@@ -58,8 +58,10 @@ var packed = []rewritten{
 	{"branch -d of a packed ref", "git branch -D other", "refs/heads/other"},
 	{"tag -d of a packed ref", "git tag -d v2", "refs/tags/v2"},
 	{"pack-refs", "git pack-refs --all", ""},
-	{"gc", "git gc -q", ""},
+	{"gc", gc, ""},
 }
+
+const gc = "git gc -q"
 
 func TestP11EveryPromisedCommandGivesWhatItGivesInAnOrdinaryClone(t *testing.T) {
 	for _, layout := range layouts {
@@ -116,7 +118,9 @@ func TestP11SharedRefusesLoudlyToDeleteOrRewritePackedRefs(t *testing.T) {
 	for _, c := range refused {
 		t.Run(c.name, func(t *testing.T) {
 			_, code := p.inside.run(t, preamble+c.command)
-			require.NotZero(t, code, c.command)
+			if c.command != gc { // a newer one goes on with the rest after it has said so, and exits with 0 (2.53 does, 2.47 doesn't)
+				require.NotZero(t, code, c.command)
+			}
 			require.Contains(t, p.inside.said(), "packed-refs", "the message names what is in the way")
 			require.Equal(t, before, must(t, p.base, "git for-each-ref"), "nothing is lost")
 		})
