@@ -145,3 +145,20 @@ func TestManyLooseRefsAreListedAgain(t *testing.T) {
 	require.NoError(t, w.v.Refresh(t.Context()))
 	require.Contains(t, w.privateRefs(), w.host("rev-parse", "topic")+" commit\trefs/heads/many/b7")
 }
+
+func TestP12AFloodOfLooseRefsIsLookedAtOnce(t *testing.T) {
+	w := newWorld(t)
+	_, h := w.command(fmt.Sprintf(`I=$(git rev-parse HEAD); cd "$(git rev-parse --git-common-dir)"
+seq -f "$I refs/x/%%08.0f" %d >> packed-refs; mkdir refs/heads/many && cd refs/heads/many && for i in $(seq %d); do echo $I > $i; done; sleep 0.1`, moreRefs, mostRefs))
+	require.Contains(t, h.Detail, errFlood.Error())
+	now, err := w.v.printPrivate()
+	require.NoError(t, err)
+	require.True(t, now.Racy, "the control case: there are more files than are looked at")
+	require.NoError(t, w.v.Refresh(t.Context()))
+	_, runs := made(func() { h = w.v.Harvest(t.Context()) })
+	require.Contains(t, h.Detail, errFlood.Error())
+	require.Zero(t, runs)
+
+	out, h := w.command(`cd "$(git rev-parse --git-common-dir)" && rm -r refs/heads/many && git update-ref refs/heads/topic $(git commit-tree -p topic -m More topic^{tree}) && git rev-parse topic`)
+	require.Equal(t, out, w.host("rev-parse", "topic"), h)
+}

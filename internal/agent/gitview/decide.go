@@ -11,6 +11,8 @@ import (
 type decision struct {
 	// before is what both had, now what the session has, base what the base clone has.
 	before, now, base refs
+	// changed are the names of which before and now differ, in order; nil: they are looked for.
+	changed []string
 	// symbolic are the base clone's symbolic refs: they stay the host's.
 	symbolic refs
 	// branch is the session's own branch, as a ref; created are those that this workspace made.
@@ -47,7 +49,7 @@ type verdict struct {
 // none; others only as the operator says.
 func decide(d decision) (verdict, error) {
 	out := verdict{agreed: refs{}, made: map[string]bool{}}
-	for _, ref := range changedRefs(d.before, d.now) {
+	for _, ref := range d.differ() {
 		before, now, base := d.before[ref], d.now[ref], d.base[ref]
 		switch {
 		case d.symbolic[ref] != "":
@@ -81,6 +83,13 @@ func decide(d decision) (verdict, error) {
 		}
 	}
 	return out, nil
+}
+
+func (d decision) differ() []string {
+	if d.changed == nil {
+		return changedRefs(d.before, d.now)
+	}
+	return d.changed
 }
 
 // changedRefs are the names whose ids differ, in order.
@@ -195,7 +204,7 @@ func (d decision) stays(ref string) bool {
 // needsElsewhere says whether a decision depends on where branches are checked out: it moves one that is not the session's
 // own worktree's.
 func (d decision) needsElsewhere() bool {
-	for _, ref := range changedRefs(d.before, d.now) {
+	for _, ref := range d.differ() {
 		if ref != d.branch && d.base[ref] != "" && d.base[ref] != d.now[ref] && strings.HasPrefix(ref, heads) && d.mine(ref, d.before[ref]) {
 			return true
 		}

@@ -62,6 +62,7 @@ type harvest struct {
 	changed map[string]bool
 
 	private  snapshot
+	differ   []string // the refs of the two that this harvest looks at: where private is not as the snapshot
 	base     snapshot
 	head     string
 	stashes  []string
@@ -187,10 +188,12 @@ func (h *harvest) read(ctx context.Context) error {
 func (h *harvest) narrow() {
 	v := h.v
 	taken, left := 0, 0
+	h.differ = []string{}
 	for _, ref := range changedRefs(v.snapshot.ids, h.private.ids) {
 		err := gitguard.CheckRefName(ref)
 		switch taken++; {
 		case err == nil && (taken <= mostChanged || ref == v.branch()):
+			h.differ = append(h.differ, ref)
 			continue
 		case err != nil:
 			h.say("a ref is not in the base clone: %v", err)
@@ -285,7 +288,7 @@ func (h *harvest) bringObjects(ctx context.Context) error {
 		}
 	}
 	group(h.headID(), h.private.ids[h.v.branch()])
-	for _, name := range changedRefs(h.v.snapshot.ids, h.private.ids) {
+	for _, name := range h.differ {
 		group(h.private.ids[name])
 	}
 	for _, id := range h.stashes {
@@ -430,7 +433,7 @@ func (h *harvest) moveRefs(ctx context.Context) error {
 func (h *harvest) tryRefs(ctx context.Context, try int) error {
 	v := h.v
 	d := decision{
-		before: v.snapshot.ids, now: h.private.ids, base: h.base.ids, symbolic: h.base.symbolic,
+		before: v.snapshot.ids, now: h.private.ids, changed: h.differ, base: h.base.ids, symbolic: h.base.symbolic,
 		branch: v.branch(), created: v.state.Created, arrived: h.arrived, remotes: v.remotes(h.base),
 		exported: func(ref string) bool {
 			return slices.ContainsFunc(v.o.Export, func(p string) bool { return gitguard.Matches(p, ref) })
@@ -557,7 +560,7 @@ func mirrorOf(session string) string {
 func (h *harvest) wantedMirror() (want refs, gone []string) {
 	v := h.v
 	want = refs{}
-	for _, ref := range changedRefs(v.snapshot.ids, h.private.ids) {
+	for _, ref := range h.differ {
 		id := h.private.ids[ref]
 		switch {
 		case strings.HasPrefix(ref, sandboxes) || ref == stashRef || h.base.symbolic[ref] != "":
@@ -732,8 +735,8 @@ func (h *harvest) tellOnce() (resolved bool) {
 func (h *harvest) keepApart() {
 	v := h.v
 	v.state.Apart = refs{}
-	for _, ref := range changedRefs(v.snapshot.ids, h.private.ids) {
-		if h.base.ids[ref] != v.snapshot.ids[ref] {
+	for _, ref := range h.differ {
+		if h.private.ids[ref] != v.snapshot.ids[ref] && h.base.ids[ref] != v.snapshot.ids[ref] {
 			v.state.Apart[ref] = h.base.ids[ref]
 		}
 	}

@@ -146,11 +146,11 @@ var errFlood = errors.New("the session has too many refs")
 func (v *View) listPrivateRefs(ctx context.Context, s *gitjail.Session) (snapshot, error) {
 	limit := len(v.snapshot.ids) + len(v.snapshot.symbolic) + moreRefs
 	flood := fmt.Errorf("%w: more than the base clone's and %d (remove them in the session: rm -rf the refs, or git update-ref --stdin)", errFlood, moreRefs)
-	now, err := v.printPrivate()
+	now, settled, err := v.printFolders()
 	if err != nil {
 		return snapshot{}, err
 	}
-	if is := now.Parts[partRefs]; !now.Racy && v.flood == is {
+	if settled && v.flood == now {
 		return snapshot{}, flood
 	}
 	v.flood = ""
@@ -158,8 +158,8 @@ func (v *View) listPrivateRefs(ctx context.Context, s *gitjail.Session) (snapsho
 	if err != nil || len(list.ids)+len(list.symbolic)+list.left <= limit {
 		return list, err
 	}
-	if !now.Racy {
-		v.flood = now.Parts[partRefs]
+	if settled {
+		v.flood = now
 	}
 	return snapshot{}, flood
 }
@@ -250,6 +250,24 @@ func (v *View) printPrivate() (print, error) {
 	}
 	defer d.Close()
 	return printPrivate(d, v.meta()), nil
+}
+
+// printFolders is of where the session's refs are, without the files: whoever removes some changes it. settled is false when
+// the next change could look the same, or there are too many folders.
+func (v *View) printFolders() (sum string, settled bool, err error) {
+	d, err := hostfs.OpenDir("the workspace's Git folder", v.Private())
+	if err != nil {
+		return "", false, err
+	}
+	defer d.Close()
+	p := newPrinter(d)
+	p.part(partRefs, "packed-refs")
+	for _, name := range []string{"refs", v.meta() + "/refs"} {
+		p.folders(d, name, name, 0)
+	}
+	p.print.Parts[partRefs] = p.sum()
+	now := p.done()
+	return now.Parts[partRefs], !now.Racy, nil
 }
 
 func (v *View) printBase() (print, error) {

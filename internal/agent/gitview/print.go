@@ -134,12 +134,10 @@ func (p *printer) tree(path string, skip func(path string, isDir bool) bool) {
 
 // below adds what a folder has. It is opened in its parent: the path of a deep one is longer than the kernel takes.
 func (p *printer) below(parent *os.File, name, path string, depth int, skip func(path string, isDir bool) bool) {
-	fd, err := hostfs.Beneath(parent, name, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NONBLOCK, 0)
+	d, err := p.openFolder(parent, name, path)
 	if err != nil {
-		p.missing(path, err)
 		return
 	}
-	d := os.NewFile(uintptr(fd), path)
 	defer d.Close()
 	entries, err := d.ReadDir(mostRefs - p.seen + 1)
 	if depth >= mostDepth || p.seen+len(entries) > mostRefs || err != nil && !errors.Is(err, io.EOF) {
@@ -159,6 +157,45 @@ func (p *printer) below(parent *os.File, name, path string, depth int, skip func
 			p.below(d, e.Name(), at, depth+1, skip)
 		}
 	}
+}
+
+// folders adds a folder and those below it, without their files: of those there may be any number.
+func (p *printer) folders(parent *os.File, name, path string, depth int) {
+	d, err := p.openFolder(parent, name, path)
+	if err != nil {
+		return
+	}
+	defer d.Close()
+	p.stat(d, ".", path)
+	var below []string
+	for {
+		entries, err := d.ReadDir(1024)
+		for _, e := range entries {
+			if e.IsDir() {
+				below = append(below, e.Name())
+			}
+		}
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil || depth >= mostDepth || p.seen+len(below) > mostRefs {
+			p.print.Racy = true
+			return
+		}
+	}
+	slices.Sort(below)
+	for _, name := range below {
+		p.folders(d, name, filepath.Join(path, name), depth+1)
+	}
+}
+
+func (p *printer) openFolder(parent *os.File, name, path string) (*os.File, error) {
+	fd, err := hostfs.Beneath(parent, name, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NONBLOCK, 0)
+	if err != nil {
+		p.missing(path, err)
+		return nil, err
+	}
+	return os.NewFile(uintptr(fd), path), nil
 }
 
 func (p *printer) stat(d *os.File, name, path string) {

@@ -89,11 +89,18 @@ func newSnapshot() snapshot { return snapshot{ids: refs{}, symbolic: refs{}} }
 
 func (s snapshot) encode() []byte {
 	var b bytes.Buffer
+	b.Grow(len(s.ids) * 80) // an id and a name of some length; a hundred thousand refs are not rare
+	line := func(words ...string) {
+		for _, w := range words {
+			b.WriteString(w)
+		}
+		b.WriteByte('\n')
+	}
 	for _, name := range sortedKeys(s.ids) {
-		fmt.Fprintf(&b, "%s %s\n", s.ids[name], name)
+		line(s.ids[name], " ", name)
 	}
 	for _, name := range sortedKeys(s.symbolic) {
-		fmt.Fprintf(&b, "@%s %s\n", s.symbolic[name], name)
+		line("@", s.symbolic[name], " ", name)
 	}
 	return b.Bytes()
 }
