@@ -164,6 +164,12 @@ func operations() []operation {
 			require.Zero(s.t, s.ran(old.GetExecId()), "P8")
 		},
 	}, {
+		name: "exec that needs a new sandbox", prepare: func(s *session) {
+			_, err := s.client.Sessions.RetireSandbox(context.Background(), &sandboxv1.RetireSandboxRequest{SessionId: s.id})
+			require.NoError(s.t, err)
+		},
+		do: func(s *session) { s.exec(s.next("")) }, check: (*session).settleAll,
+	}, {
 		name: "trusted Git", do: func(s *session) {
 			s.client.Git.Git(context.Background(), &sandboxv1.GitRequest{SessionId: s.id, Args: []string{"commit", "-q", "--allow-empty", "-m", "trusted"}})
 		},
