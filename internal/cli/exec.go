@@ -28,7 +28,7 @@ func execCommand() *cli.Command {
 			"The exit code is the command's own, or 128+n when signal n ended it, or\n" +
 			"  120 UNCERTAIN: it may have run, wholly, partly or not at all: look before you repeat it\n" +
 			"  121 cancelled   122 not started   123 killed (for example by the memory limit)   124 timed out\n" +
-			"  125 the agent refused or failed, or it could not be reached: nothing ran\n" +
+			"  125 the agent refused, or it could not be reached: nothing ran\n" +
 			"A command can return these numbers too: --json and --result-file say which it was beyond doubt.\n\n" +
 			"Ctrl-C has the agent cancel the command, as \"cancel\" does, and waits for what became of it; SIGTERM and\n" +
 			"SIGHUP leave it running.",

@@ -54,17 +54,20 @@ func TestTheGoExampleDoesAJobAndFindsItDoneWhenItIsStartedAgain(t *testing.T) {
 	require.Contains(t, stderr, "already_exists", "the job's session is gone, and its id is never used again")
 }
 
-// python gives the arguments that run a command through the Python example.
+// python gives a function that runs a command through the Python example.
 func python(t *testing.T) func(args ...string) (stdout, stderr string, code int) {
 	t.Helper()
 	needAgent(t)
 	testkit.Need(t, testkit.Program("python3"))
-	if out, err := exec.Command("python3", "-c", "import http.client").CombinedOutput(); err != nil {
-		require.NotEqual(t, "1", os.Getenv(testkit.MustRun), "install the package python3, not only python3-minimal: %s", out)
+	// The interpreter itself: what is on PATH may be a script that looks for it.
+	interpreter, err := exec.Command("python3", "-c", "import http.client, sys; print(sys.executable)").Output()
+	if err != nil {
+		require.NotEqual(t, "1", os.Getenv(testkit.MustRun), "install the package python3, not only python3-minimal")
 		t.Skip("Python has no http.client: install the package python3, not only python3-minimal")
 	}
 	return func(args ...string) (string, string, int) {
-		return example(t, []string{"PYTHONDONTWRITEBYTECODE=1"}, "python3", append([]string{"examples/python/run.py", "--socket", node.socket}, args...)...)
+		return example(t, []string{"PYTHONDONTWRITEBYTECODE=1"}, strings.TrimSpace(string(interpreter)),
+			append([]string{"examples/python/run.py", "--socket", node.socket}, args...)...)
 	}
 }
 
