@@ -2,6 +2,7 @@ package agent
 
 import (
 	"encoding/json"
+	"log/slog"
 	"fmt"
 	"maps"
 	"slices"
@@ -140,7 +141,7 @@ func TestP15TheRecordOfASessionHasNoContent(t *testing.T) {
 		g.Files = []*sandboxv1.GrantFile{{Path: "canary-path", Content: []byte("canary-content")}}
 	})}, nil)
 	require.NoError(t, err)
-	s := &session{rec: sessionRecord{ID: "s"}}
+	s := newSession(&Agent{log: slog.New(slog.DiscardHandler), clock: nodeClock()}, sessionRecord{ID: "s"})
 	set.take(s, &s.rec)
 	b, err := json.Marshal(&s.rec)
 	require.NoError(t, err)
