@@ -113,6 +113,10 @@ func TestUnusualRepositoriesWorkLikeAnyOther(t *testing.T) {
 			g(t, repo, "config", "core.worktree", "/etc")
 			return repo, dir + "/wt"
 		},
+		"one whose worktrees have relative pointers": func(t *testing.T, repo, dir string) (string, string) {
+			g(t, repo, "config", "worktree.useRelativePaths", "true") // since Git 2.48; an older one doesn't know it
+			return repo, dir + "/wt"
+		},
 		"one with a lock of another branch left": func(t *testing.T, repo, dir string) (string, string) {
 			plant(t, repo+"/.git/refs/heads/x.lock", "", 0o644)
 			return repo, dir + "/wt"
