@@ -17,7 +17,7 @@ REPO ?= $(CURDIR)
 BIN ?= bin
 FUZZTIME ?= 20s
 
-.PHONY: help setup build demo test test-long test-kernel bench lint generate generate-check fuzz clean FORCE
+.PHONY: help setup build demo test test-long test-kernel test-git bench lint generate generate-check fuzz clean FORCE
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -58,6 +58,11 @@ test-kernel: ## the kernel-facing tests on Linux 5.10 to 7 with cgroup v2, in em
 	@scripts/setup.sh build kernel
 	@scripts/kernels.sh
 	@go run ./tests/kernel $(KERNELFLAGS) $(KERNELS)
+
+test-git: ## everything that asks Git, with Debian's 2.47 and newer in the place of the machine's (GITS="trixie sid", TESTFLAGS)
+	@scripts/need-root.sh "make test-git"
+	@scripts/setup.sh build test
+	@scripts/test-git.sh $(TESTFLAGS)
 
 bench: ## measure against bare bash, the durable floor, bwrap, runc and crun (BENCHFLAGS: see go run ./bench -h)
 	@scripts/need-root.sh "make bench"
