@@ -2,8 +2,8 @@ package agent
 
 import (
 	"encoding/json"
-	"log/slog"
 	"fmt"
+	"log/slog"
 	"maps"
 	"slices"
 	"strings"

@@ -542,11 +542,7 @@ func TestP7AnAgentThatIsKilledWhileRecordsExpire(t *testing.T) {
 				require.True(t, lost(err) || codeOf(err) == connect.CodeFailedPrecondition, "%v", err)
 			}
 		}
-		if !a.isDead() { // the sweep comes by itself, or at the next start
-			a.kill()
-			a.launch()
-		}
-		<-a.ended
+		a.until("the agent dies in the sweep, which comes by itself", a.isDead)
 		a.disarm()
 		a.serve()
 		for _, r := range requests {
