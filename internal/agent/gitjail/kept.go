@@ -8,7 +8,7 @@ import (
 // made counts what trusted Git costs.
 var made struct{ jails, runs atomic.Int64 }
 
-// Made says how many jails this process has made and how many runs of Git were in them. A jail costs about as much as ten
+// Made says how many jails this process has made and how many runs of Git were in them. A jail costs as much as several
 // runs: tests hold what an operation makes against a bound.
 func Made() (jails, runs int64) { return made.jails.Load(), made.runs.Load() }
 

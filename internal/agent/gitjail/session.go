@@ -366,7 +366,7 @@ func answerCall(git string, env []string, message, control []byte) replyMessage 
 // endOthers kills what a run left behind, and waits until it has ended: the next run is alone in the jail, as the first was.
 // A kill of all processes leaves out who asks for it (kill(2)), and orphans are the first process's children.
 func endOthers() error {
-	if err := unix.Kill(-1, unix.SIGKILL); err != nil && err != unix.ESRCH {
+	if err := unix.Kill(-1, unix.SIGKILL); err != nil && err != unix.ESRCH { //nolint:forbidigo // it names no process, but all others of this PID namespace
 		return fmt.Errorf("ending what git left behind: kill: %w", err)
 	}
 	for {
