@@ -24,6 +24,10 @@ const (
 	maxWait   = 2 * time.Second
 )
 
+// cancelTime is how long an agent that is there may take over one cancel: the command's grace and boundary, each up to a
+// minute, and the end of its sandbox.
+const cancelTime = 4 * time.Minute
+
 // call is the tool.
 func (s *Server) call(ctx context.Context, req *sdk.CallToolRequest) (*sdk.CallToolResult, error) {
 	id, err := s.execID(req.Params.Meta)
@@ -35,10 +39,10 @@ func (s *Server) call(ctx context.Context, req *sdk.CallToolRequest) (*sdk.CallT
 	s.mu.Unlock()
 	args, err := parseArguments(req.Params.Arguments, b)
 	if err != nil {
-		return failed(&failure{err: err, never: true}, id), nil
+		return failed(neverRan(err), id), nil
 	}
 	if !s.begin(id) {
-		return failed(&failure{err: errors.New("this server is stopping"), never: true}, id), nil
+		return failed(neverRan(errors.New("this server is stopping")), id), nil
 	}
 	x := s.newExecution(id, args)
 	result, err := x.follow(ctx, s.progressOf(ctx, req))
@@ -77,6 +81,8 @@ type failure struct {
 	// never: it certainly did not run.
 	never bool
 }
+
+func neverRan(err error) error { return &failure{err: err, never: true} }
 
 func (f *failure) Error() string { return f.err.Error() }
 func (f *failure) Unwrap() error { return f.err }
@@ -177,29 +183,43 @@ func (x *execution) run(ctx context.Context) (*sandboxv1.ExecResult, error) {
 	return x.cancel(work, ended)
 }
 
-// cancel ends the command with evidence, and logs it: the caller may not see the answer.
+// cancel ends the command with evidence, and logs it: the caller may not see the answer. An agent that is away may come
+// back and go on with the command, so it is asked until it has answered, for a while.
 func (x *execution) cancel(ctx context.Context, ended <-chan outcome) (*sandboxv1.ExecResult, error) {
 	id := x.req.GetExecId()
 	x.o.Log.Info("cancelling", "exec", id)
+	ctx, release := context.WithTimeout(ctx, x.o.RetryFor+cancelTime)
+	defer release()
 	until := time.Now().Add(x.o.RetryFor)
+	var lost error // what the request ended with, when that says nothing of the command
 	for wait := firstWait; ; wait = min(2*wait, maxWait) {
 		r, err := x.o.Client.Execs.CancelExec(ctx, &sandboxv1.CancelExecRequest{SessionId: x.o.Session, OwnerEpoch: x.o.OwnerEpoch, ExecId: id})
-		if err == nil {
+		switch code := connectCode(err); {
+		case err == nil:
 			x.logCancelled(r.GetResult())
 			return r.GetResult(), nil
+		case lost != nil && code == connect.CodeNotFound: // and nothing is on its way any more
+			return nil, neverRan(lost)
+		case code == connect.CodeFailedPrecondition, code == connect.CodePermissionDenied, time.Now().After(until), ctx.Err() != nil:
+			return nil, x.notCancelled(err)
 		}
 		select {
-		case o := <-ended: // by itself, refused, or it never reached the agent
-			x.o.Log.Info("ended before it was cancelled", "exec", id, "status", o.result.GetStatus().String(), "error", o.err)
-			return o.result, o.err
+		case o := <-ended:
+			if f, ok := errors.AsType[*failure](o.err); o.err == nil || ok && f.never {
+				x.o.Log.Info("ended before it was cancelled", "exec", id, "status", o.result.GetStatus().String(), "error", o.err)
+				return o.result, o.err
+			}
+			lost, ended = o.err, nil
 		case <-time.After(wait):
 		}
-		if time.Now().After(until) {
-			err = fmt.Errorf("%w; it was not seen to be cancelled: sandbox-agent cancel %s %s tries again", x.o.Client.Explain("cancelling exec "+id, err), x.o.Session, id)
-			x.o.Log.Error("not cancelled", "exec", id, "error", err)
-			return nil, &failure{err: err}
-		}
 	}
+}
+
+func (x *execution) notCancelled(err error) error {
+	id := x.req.GetExecId()
+	err = fmt.Errorf("%w; it was not seen to be cancelled: \"sandbox-agent cancel %s %s\" tries again", x.o.Client.Explain("cancelling exec "+id, err), x.o.Session, id)
+	x.o.Log.Error("not cancelled", "exec", id, "error", err)
+	return &failure{err: err}
 }
 
 func (x *execution) logCancelled(r *sandboxv1.ExecResult) {
@@ -222,7 +242,7 @@ func (x *execution) ask(ctx context.Context) (*sandboxv1.ExecResult, error) {
 			return res, nil
 		}
 		if !sent && client.NeverSent(err) {
-			return nil, &failure{err: x.o.Client.Explain(what, err), never: true}
+			return nil, neverRan(x.o.Client.Explain(what, err))
 		}
 		if !client.ConnectionLost(err) {
 			if o := x.settle(ctx, err, !sent); o != nil {
@@ -284,7 +304,7 @@ func (x *execution) settle(ctx context.Context, cause error, first bool) *outcom
 	explained := x.o.Client.Explain("running exec "+x.req.ExecId, cause)
 	switch connectCode(cause) {
 	case connect.CodeAlreadyExists:
-		return &outcome{err: &failure{err: fmt.Errorf("the request's id was used before, for another command: %w", explained), never: true}}
+		return &outcome{err: neverRan(fmt.Errorf("the request's id was used before, for another command: %w", explained))}
 	case connect.CodeInvalidArgument, connect.CodePermissionDenied, connect.CodeUnimplemented:
 		return &outcome{err: &failure{err: explained, never: first}}
 	}
@@ -295,7 +315,7 @@ func (x *execution) settle(ctx context.Context, cause error, first bool) *outcom
 	case err == nil || client.ConnectionLost(err):
 		return nil
 	case connectCode(err) == connect.CodeNotFound: // the agent has no record of it
-		return &outcome{err: &failure{err: explained, never: true}}
+		return &outcome{err: neverRan(explained)}
 	default:
 		return &outcome{err: &failure{err: explained}}
 	}

@@ -114,8 +114,8 @@ func (s *Server) Run(ctx context.Context, in io.Reader, out io.Writer) error {
 	}
 	go session.Close() // it waits for whoever still writes
 	select {
-	case <-done:
-		return err
+	case end := <-done:
+		return errors.Join(err, end)
 	case <-last.Done():
 		return errors.New("the caller does not read its answers: leaving without the last ones")
 	}

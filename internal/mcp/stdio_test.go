@@ -3,7 +3,6 @@ package mcp
 import (
 	"bytes"
 	"encoding/json"
-	"fmt"
 	"io"
 	"log/slog"
 	"strings"
@@ -187,7 +186,7 @@ func FuzzTheScanner(f *testing.F) {
 		var s idScanner
 		s.feed(b)
 		if id := s.id(); id != nil && !json.Valid(id) {
-			t.Fatal(fmt.Sprintf("%q", id))
+			t.Fatalf("%q", id)
 		}
 	})
 }

@@ -62,3 +62,25 @@ func TestAnAgentThatStaysAwayIsUncertaintyAndNotSilence(t *testing.T) {
 	p.call("1", "touch begun; until [ -e gate ]; do sleep 0.01; done")
 	require.Equal(t, "EXITED", p.answer(1.0).Status)
 }
+
+// The caller cancels while the agent is away: the command goes on meanwhile, and is ended once the agent is back.
+func TestACancelReachesAnAgentThatComesBack(t *testing.T) {
+	testkit.Leaks(t)
+	a := node.Start(t, node.Options{})
+	s := newSession(t, a)
+	p := open(t, s)
+	p.call("1", "touch begun; until [ -e never ]; do sleep 0.01; done; touch lived")
+	s.awaitFile(t, "begun")
+	a.Kill()
+	p.send(`{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":1}}`)
+	p.in.Close()
+	eventually(t, "the cancel is asked for", func() bool { return len(p.log.logged("cancelling")) == 1 })
+	a.Serve()
+	require.NoError(t, p.end())
+	entry := p.log.logged("cancelled")
+	require.Len(t, entry, 1, p.log.String())
+	require.Equal(t, "CANCELLED", entry[0]["status"])
+	require.Equal(t, true, entry[0]["evidence_complete"])
+	require.Equal(t, sandboxv1.ExecResult_CANCELLED, s.result(t, entry[0]["exec"].(string)).GetStatus())
+	require.NoFileExists(t, s.file("lived"))
+}

@@ -16,9 +16,8 @@ import (
 )
 
 // Another implementation of the protocol, in another language, finds the tool and calls it.
-func TestTheInspectorsCommandLineFindsTheToolAndCallsIt(t *testing.T) {
+func inspector(t *testing.T, s *session) {
 	testkit.Need(t, testkit.Program("node"), testkit.Program("npm"))
-	testkit.Leaks(t)
 	root, err := testkit.ModuleRoot()
 	require.NoError(t, err)
 	install := exec.Command(filepath.Join(root, "scripts", "inspector.sh"))
@@ -28,11 +27,9 @@ func TestTheInspectorsCommandLineFindsTheToolAndCallsIt(t *testing.T) {
 	require.NoError(t, err, why.String())
 	script := strings.TrimSpace(string(path))
 
-	a := node.Start(t, node.Options{})
-	s := newSession(t, a)
 	inspect := func(into any, args ...string) {
 		t.Helper()
-		cmd := exec.Command("node", append([]string{script, "--cli", node.Program(), "mcp", "--session", s.id, "--socket", a.Socket}, args...)...)
+		cmd := exec.Command("node", append([]string{script, "--cli", node.Program(), "mcp", "--session", s.id, "--socket", s.Socket}, args...)...)
 		cmd.Dir = filepath.Dir(script) // it looks for its own version from there
 		var stderr bytes.Buffer
 		cmd.Stderr = &stderr

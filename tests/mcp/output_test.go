@@ -64,10 +64,7 @@ func answerInfo(s *session, t *testing.T, a *answer) any {
 	return info
 }
 
-func TestP12AnOutputFileIsNeverWrittenThroughALink(t *testing.T) {
-	testkit.Leaks(t)
-	a := node.Start(t, node.Options{})
-	s := newSession(t, a)
+func neverThroughALink(t *testing.T, s *session) {
 	c := connect(t, s, nil, "--text-bytes", "1000")
 	first := c.bash("seq 1 2000")
 	victim := filepath.Join(t.TempDir(), "victim")

@@ -37,6 +37,8 @@ func TestTheTool(t *testing.T) {
 			"progress is told until the result and not after":          progress,
 			"an agent at work finds, mends and commits":                realWork,
 			"P14 without an agent nothing runs":                        withoutAnAgent,
+			"P12 an output's file is never written through a link":     neverThroughALink,
+			"the MCP Inspector's command line finds and calls it":      inspector,
 			"a claimed session is not its former owner's any more":     claimed,
 			"the description follows the session":                      descriptionFollows,
 			"a caller that does not read can't keep a command running": doesNotRead,
