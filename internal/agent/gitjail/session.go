@@ -308,6 +308,10 @@ func (s *streamSet) close() {
 // serve is the first process of a session's jail. It runs on the thread that gave up its privileges, and so does the
 // forking of Git, which inherits what that thread has left.
 func serve(git string) error {
+	// What it ends besides Git is all that this PID namespace has: see endOthers.
+	if os.Getpid() != 1 {
+		return errors.New("it is not the first process of a PID namespace")
+	}
 	// Root's Git has the same uid: it must not get at this process, whose other threads still have capabilities.
 	if err := unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0); err != nil {
 		return fmt.Errorf("closing itself to ptrace: %w", err)

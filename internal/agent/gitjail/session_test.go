@@ -6,7 +6,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -158,15 +157,12 @@ func TestAKeptJailIsMadeOnceAndAgainWhenARunEndedIt(t *testing.T) {
 
 func TestP12ARunLeavesNoProcessToTheNext(t *testing.T) {
 	s := started(t, jailOf(t))
-	const processes = `echo "$(ls -d /proc/[0-9]* | wc -l)"`
-	control, err := s.Run(t.Context(), "-c", "alias.x=!(setsid sleep 100 & setsid sleep 100 &) >/dev/null 2>&1; "+processes+"; :", "x")
+	const tails = `cat /proc/[0-9]*/comm 2>/dev/null | grep -c tail`
+	control, err := s.Run(t.Context(), "-c", "alias.x=!(setsid tail -f /dev/null & setsid tail -f /dev/null &) >/dev/null 2>&1; until [ $("+tails+") = 2 ]; do sleep 0.05; done; "+tails+"; :", "x")
 	require.NoError(t, err)
-	alone, err := s.Run(t.Context(), "-c", "alias.x=!"+processes+"; :", "x")
+	require.Equal(t, "2\n", control, "the control case: what was left was there while the first ran")
+	alone, err := s.Run(t.Context(), "-c", "alias.x=!"+tails+"; :", "x")
 	require.NoError(t, err)
-	more, err := strconv.Atoi(strings.TrimSpace(control))
-	require.NoError(t, err)
-	fewer, err := strconv.Atoi(strings.TrimSpace(alone))
-	require.NoError(t, err)
-	require.Equal(t, 2, more-fewer, "the control case: what was left was there while the first ran")
+	require.Equal(t, "0\n", alone)
 	require.False(t, s.Ended())
 }
