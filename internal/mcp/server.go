@@ -92,14 +92,18 @@ func (s *Server) Run(ctx context.Context, in io.Reader, out io.Writer) error {
 		return fmt.Errorf("starting the MCP session: %w", err)
 	}
 	s.o.Log.Info("ready", "session", s.o.Session, "execs", s.prefix())
-	done := make(chan error, 1)
-	go func() { done <- session.Wait() }()
+	done := make(chan struct{})
+	var broken error
+	go func() {
+		broken = session.Wait()
+		close(done)
+	}()
 	answers := false
 	select {
-	case err := <-done: // it could not be written to
+	case <-done: // it could not be written to
 		s.stop("the connection to the caller broke")
 		s.execs.Wait()
-		return err
+		return broken
 	case <-conn.ended:
 		s.stop("the caller closed standard input")
 	case <-ctx.Done():
@@ -114,8 +118,8 @@ func (s *Server) Run(ctx context.Context, in io.Reader, out io.Writer) error {
 	}
 	go session.Close() // it waits for whoever still writes
 	select {
-	case end := <-done:
-		return errors.Join(err, end)
+	case <-done:
+		return err
 	case <-last.Done():
 		return errors.New("the caller does not read its answers: leaving without the last ones")
 	}
