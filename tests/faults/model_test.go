@@ -319,7 +319,7 @@ func (p *player) exec(st step, gate bool) error {
 	case 4:
 		x.request.Generation, x.stale = p.generation-1, p.generation > 1
 	}
-	if p.nextMeets != nil {
+	if p.nextMeets != nil && !x.stale { // a stale one does not come as far as to a pid1
 		p.nextMeets(x)
 		p.nextMeets = nil
 	}
