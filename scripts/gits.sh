@@ -10,7 +10,7 @@ cache=${1:-${XDG_CACHE_HOME:-$HOME/.cache}/sandbox-agent/gits}
 suites=(trixie forky sid)
 # Git, what its tests call, and what a node has.
 packages=(base-files base-passwd bash coreutils dash diffutils e2fsprogs findutils git grep gzip hostname libc-bin mawk
-  mount perl-base procps python3-minimal sed tar util-linux)
+  mount perl-base procps python3 sed tar util-linux)
 
 die() {
   printf 'gits: %s\n' "$*" >&2

@@ -44,12 +44,13 @@ func intoTheSubmodule(calls ...[]string) (steps []step) {
 	return steps
 }
 
+// Git has the filter run where a file has the size of its entry and another time.
 func TestP12Attack12AFilterOfANestedRepository(t *testing.T) {
 	attack{
 		strike: func(p *place) {
 			p.command(`
 git init -q sub; cd sub; echo a > f; echo '* filter=x' > .gitattributes; git add .; git commit -q -m x
-git config filter.x.clean "touch $OUT/fired; cat"; echo longer > f; cd ..
+git config filter.x.clean "touch $OUT/fired; cat"; echo b > f; touch -d @1 f; cd ..
 printf '[submodule "sub"]\n\tpath = sub\n\turl = ./sub\n\tignore = none\n' > .gitmodules
 git update-index --add --cacheinfo 160000,$(git -C sub rev-parse HEAD),sub`)
 			if p.layout == control {

@@ -115,6 +115,8 @@ func TestP12Attack29AHookOfTheUsersConfiguration(t *testing.T) {
 			p.trusted("commit", "--allow-empty", "-m", "x")
 			p.trusted("status")
 		},
+		// From here on only the agent has that configuration: the owner's own Git in the base clone runs what the owner says.
+		inside: func(p *place) { p.home = filepath.Join(filepath.Dir(p.out), "home") },
 	}.run(t)
 }
 
