@@ -18,7 +18,7 @@ const DefaultSocket = "/run/sandbox-agent/exec.sock"
 
 const program = "sandbox-agent"
 
-// Run runs one command line (args[0] is the program) and gives its exit code. It reads nothing from standard input.
+// Run runs one command line (args[0] is the program) and gives its exit code. Only mcp reads standard input.
 func Run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	app := newApp(stdout, stderr)
 	err := app.Run(ctx, args)
