@@ -5,6 +5,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"strconv"
 	"strings"
 	"time"
 	"unicode/utf8"
@@ -116,7 +117,7 @@ func answer(r *sandboxv1.ExecResult, textBytes int) *sdk.CallToolResult {
 	s := &structured{
 		Status: r.GetStatus().String(), MayHaveTakenEffect: r.GetStatus() != sandboxv1.ExecResult_NOT_STARTED,
 		OutOfMemory: r.GetOom(), Reason: plain(r.GetReason()), ExecID: r.GetExecId(), Generation: r.GetGeneration(),
-		Refused: r.GetRefusedDestinations(), Harvest: harvestOf(r.GetHarvest()),
+		Refused: names(r.GetRefusedDestinations()), Harvest: harvestOf(r.GetHarvest()),
 	}
 	switch r.GetStatus() {
 	case sandboxv1.ExecResult_EXITED:
@@ -232,7 +233,7 @@ func harvestOf(h *sandboxv1.Harvest) *harvest {
 	if h == nil {
 		return nil
 	}
-	return &harvest{Status: h.GetStatus(), Refs: h.GetRefs(), Conflict: plain(h.GetConflict()), Detail: plain(h.GetDetail())}
+	return &harvest{Status: h.GetStatus(), Refs: names(h.GetRefs()), Conflict: name(h.GetConflict()), Detail: name(h.GetDetail())}
 }
 
 // line is what a model needs to know of its commits.
@@ -334,6 +335,28 @@ func harmless(b []byte) (string, bool) {
 func plain(s string) string {
 	text, _ := harmless([]byte(s))
 	return text
+}
+
+// name is a text in which a command may have chosen a name, fit to stand among this program's own words: what doesn't
+// print, spaces of other kinds and what turns the direction of writing included, is written as its code.
+func name(s string) string {
+	var b strings.Builder
+	for _, r := range plain(s) {
+		if strconv.IsPrint(r) {
+			b.WriteRune(r)
+		} else {
+			fmt.Fprintf(&b, "\\u%04x", r)
+		}
+	}
+	return b.String()
+}
+
+func names(list []string) []string {
+	var out []string
+	for _, s := range list {
+		out = append(out, name(s))
+	}
+	return out
 }
 
 // signalName is "SIGKILL" for 9.

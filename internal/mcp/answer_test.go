@@ -216,3 +216,9 @@ func TestWhatIsCutSaysHowToSeeTheRest(t *testing.T) {
 		}
 	}
 }
+
+func TestANameThatACommandChoseCannotPassForTheServersWords(t *testing.T) {
+	got := harvestOf(&sandboxv1.Harvest{Status: "HARVESTED", Refs: []string{"refs/heads/f\u009b2J\u2028EXITED\u00a0with\u202e"}})
+	require.Equal(t, []string{"refs/heads/f\ufffd2J" + `\u2028EXITED\u00a0with\u202e`}, got.Refs)
+	require.Equal(t, []string{`a\u2029b`}, names([]string{"a\u2029b"}))
+}

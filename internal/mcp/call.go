@@ -199,7 +199,7 @@ func (x *execution) cancel(ctx context.Context, ended <-chan outcome) (*sandboxv
 			x.logCancelled(r.GetResult())
 			return r.GetResult(), nil
 		case lost != nil && code == connect.CodeNotFound: // and nothing is on its way any more
-			return nil, neverRan(lost)
+			return nil, x.unknown(ctx, lost)
 		case code == connect.CodeFailedPrecondition, code == connect.CodePermissionDenied, time.Now().After(until), ctx.Err() != nil:
 			return nil, x.notCancelled(err)
 		}
@@ -253,9 +253,12 @@ func (x *execution) ask(ctx context.Context) (*sandboxv1.ExecResult, error) {
 		if lostSince.IsZero() {
 			lostSince = time.Now()
 		}
-		if time.Since(lostSince) > x.o.RetryFor || x.withdrawn.Load() {
-			return nil, &failure{err: fmt.Errorf("%w; the agent was lost in the middle and did not come back within %s: \"sandbox-agent events --session %s\" tells what became of exec %s",
+		lost := func() error {
+			return &failure{err: fmt.Errorf("%w; the agent was lost in the middle and did not come back within %s: \"sandbox-agent events --session %s\" tells what became of exec %s",
 				x.o.Client.Explain(what, err), time.Since(lostSince).Round(time.Second), x.o.Session, x.req.GetExecId())}
+		}
+		if time.Since(lostSince) > x.o.RetryFor || x.withdrawn.Load() {
+			return nil, lost()
 		}
 		x.o.Log.Warn("lost the agent, asking again with the same exec id", "exec", x.req.GetExecId(), "error", err)
 		select {
@@ -263,6 +266,9 @@ func (x *execution) ask(ctx context.Context) (*sandboxv1.ExecResult, error) {
 			wait = min(2*wait, maxWait)
 		case <-ctx.Done():
 			return nil, &failure{err: ctx.Err()}
+		}
+		if x.withdrawn.Load() { // while it waited
+			return nil, lost()
 		}
 	}
 }
@@ -314,11 +320,22 @@ func (x *execution) settle(ctx context.Context, cause error, first bool) *outcom
 		return &outcome{result: r.GetResult()}
 	case err == nil || client.ConnectionLost(err):
 		return nil
-	case connectCode(err) == connect.CodeNotFound: // the agent has no record of it
-		return &outcome{err: neverRan(explained)}
+	case connectCode(err) == connect.CodeNotFound && first && connectCode(cause) == connect.CodeNotFound:
+		return &outcome{err: neverRan(explained)} // there was no such session when it was asked for
+	case connectCode(err) == connect.CodeNotFound:
+		return &outcome{err: x.unknown(ctx, explained)}
 	default:
 		return &outcome{err: &failure{err: explained}}
 	}
+}
+
+// unknown says what it means that the agent has no record of the exec: that it never ran, unless the session is gone, and
+// all its records with it. The session is asked for after the exec was, and its id is never used again.
+func (x *execution) unknown(ctx context.Context, err error) error {
+	if _, gone := x.o.Client.Sessions.GetSession(ctx, &sandboxv1.GetSessionRequest{SessionId: x.o.Session}); gone != nil {
+		return &failure{err: fmt.Errorf("%w; whether exec %s ran can't be known: its session is not to be found any more (%w)", err, x.req.GetExecId(), gone)}
+	}
+	return neverRan(err)
 }
 
 func connectCode(err error) connect.Code {

@@ -1,6 +1,9 @@
 package mcp
 
 import (
+	"fmt"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -83,4 +86,38 @@ func TestACancelReachesAnAgentThatComesBack(t *testing.T) {
 	require.Equal(t, true, entry[0]["evidence_complete"])
 	require.Equal(t, sandboxv1.ExecResult_CANCELLED, s.result(t, entry[0]["exec"].(string)).GetStatus())
 	require.NoFileExists(t, s.file("lived"))
+}
+
+// A session's records end with it: that the agent knows no such exec is no proof that the command did not run.
+func TestP6AnExecOfASessionThatWasDeletedMeanwhileMayHaveRun(t *testing.T) {
+	for _, cancelled := range []bool{false, true} {
+		t.Run(fmt.Sprintf("cancelled %v", cancelled), func(t *testing.T) {
+			testkit.Leaks(t)
+			a := node.Start(t, node.Options{})
+			s := newSession(t, a)
+			// The server's own way to the agent, which can be cut.
+			way := filepath.Join(a.Dir, "way.sock")
+			require.NoError(t, os.Symlink(a.Socket, way))
+			p := open(t, s, "--socket", way)
+			p.call("1", "touch begun; until [ -e never ]; do sleep 0.01; done")
+			s.awaitFile(t, "begun")
+			a.Kill()
+			require.NoError(t, os.Remove(way))
+			eventually(t, "the loss is noticed", func() bool { return strings.Contains(p.log.String(), "lost the agent") })
+			if cancelled {
+				p.send(`{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":1}}`)
+				eventually(t, "the cancel is asked for", func() bool { return len(p.log.logged("cancelling")) == 1 })
+			}
+			a.Serve()
+			_, err := a.Client.Sessions.DeleteSession(t.Context(), &sandboxv1.DeleteSessionRequest{SessionId: s.id})
+			require.NoError(t, err)
+			require.NoError(t, os.Symlink(a.Socket, way))
+			got := p.answer(1.0)
+			require.Equal(t, "UNCERTAIN", got.Status, got.Reason)
+			require.True(t, got.May)
+			p.call("2", "true")
+			got = p.answer(2.0)
+			require.Equal(t, "NOT_STARTED", got.Status, "nothing of it can have run")
+		})
+	}
 }

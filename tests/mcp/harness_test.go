@@ -47,7 +47,9 @@ func newSession(t *testing.T, a *node.Agent, change ...func(*sandboxv1.CreateSes
 	s := res.GetSession()
 	t.Cleanup(func() { // before the repository goes
 		_, err := a.Client.Sessions.DeleteSession(context.Background(), &sandboxv1.DeleteSessionRequest{SessionId: s.GetSessionId()})
-		require.NoError(t, err)
+		if err != nil {
+			require.ErrorContains(t, err, "not_found", "a test may have deleted it")
+		}
 	})
 	return &session{Agent: a, id: s.GetSessionId(), worktree: s.GetWorkspace().GetWorktree(), repo: repo}
 }

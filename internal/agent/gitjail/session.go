@@ -41,7 +41,7 @@ const longestMessage = 192 << 10
 
 // drainTime is how long the output of a run is waited for once Git has ended: only a process that it left behind can
 // still hold it open.
-const drainTime = time.Second
+const drainTime = 10 * time.Second
 
 // callMessage is a call's working folder, words and environment: their parts can be any bytes but NUL, with which they are
 // joined.
@@ -187,7 +187,7 @@ func (s *Session) Do(ctx context.Context, c Call) (Result, error) {
 func (s *Session) call(c Call) (Result, error) {
 	keep := s.jail.keep(c)
 	stdout, stderr := &boundedBuffer{max: keep}, &boundedBuffer{max: min(keep, stderrOutput)}
-	var streams streamSet
+	streams := streamSet{outputErrs: make(chan error, 2)}
 	defer streams.close()
 	var out io.Writer = stdout
 	if c.Stdout != nil {
@@ -223,7 +223,10 @@ func (s *Session) call(c Call) (Result, error) {
 	if reply.Error != "" {
 		return Result{}, errors.New(reply.Error)
 	}
-	streams.drain()
+	// A stream that was not read to its end, or whose reader refused it, is no answer: what is checked in part is unchecked.
+	if err := streams.drain(); err != nil {
+		return Result{}, err
+	}
 	return Result{
 		ExitCode: reply.ExitCode, Stdout: stdout.Bytes(), Stderr: []byte(withoutAdvice(stderr.String())), Truncated: stdout.cut || stderr.cut,
 	}, nil
@@ -234,6 +237,7 @@ type streamSet struct {
 	theirs, inputs, outputs []*os.File
 	copying                 sync.WaitGroup
 	err                     error
+	outputErrs              chan error // one for each of outputs
 }
 
 // in gives Git's end of its standard input. A file is handed on as it is.
@@ -264,7 +268,10 @@ func (s *streamSet) out(to io.Writer) *os.File {
 	r, w, err := os.Pipe()
 	if err == nil {
 		s.outputs = append(s.outputs, r)
-		s.copying.Go(func() { _, _ = io.Copy(to, r) })
+		s.copying.Go(func() {
+			_, err := io.Copy(to, r)
+			s.outputErrs <- err
+		})
 	}
 	return s.their(w, err)
 }
@@ -286,8 +293,8 @@ func (s *streamSet) sent() {
 	s.theirs = nil
 }
 
-// drain takes the rest of the output of a run that has ended.
-func (s *streamSet) drain() {
+// drain takes the rest of the output of a run that has ended, and says whether all of it was taken.
+func (s *streamSet) drain() error {
 	for _, f := range s.outputs {
 		_ = f.SetReadDeadline(time.Now().Add(drainTime))
 	}
@@ -295,6 +302,13 @@ func (s *streamSet) drain() {
 		_ = f.SetWriteDeadline(time.Now())
 	}
 	s.copying.Wait()
+	var all error
+	for range s.outputs {
+		if err := <-s.outputErrs; err != nil {
+			all = errors.Join(all, fmt.Errorf("taking git's output: %w", err))
+		}
+	}
+	return all
 }
 
 func (s *streamSet) close() {

@@ -3,6 +3,7 @@ package gitjail
 import (
 	"bytes"
 	"context"
+	"errors"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -165,4 +166,32 @@ func TestP12ARunLeavesNoProcessToTheNext(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, "0\n", alone)
 	require.False(t, s.Ended())
+}
+
+// full refuses what is more than its size, as a check does that must see all of a list.
+type full struct{ room int }
+
+func (f *full) Write(p []byte) (int, error) {
+	if f.room -= len(p); f.room < 0 {
+		return 0, errors.New("too long")
+	}
+	return len(p), nil
+}
+
+func TestP12OutputThatItsReaderDidNotTakeIsNoAnswer(t *testing.T) {
+	j := jailOf(t)
+	const size = 640 << 10
+	s := started(t, j)
+	id, err := s.RunCall(t.Context(), Call{Args: []string{"hash-object", "-w", "--stdin"}, Stdin: strings.NewReader(strings.Repeat("0123456789abcde\n", size/16))})
+	require.NoError(t, err)
+	show := func(room int) error {
+		_, err := s.Do(t.Context(), Call{Args: []string{"cat-file", "blob", strings.TrimSpace(id)}, Stdout: &full{room}})
+		return err
+	}
+	require.NoError(t, show(size))
+	// What is left then fits into the pipe, so Git itself ends well.
+	err = show(size - 32<<10)
+	require.ErrorIs(t, err, ErrGit)
+	require.ErrorContains(t, err, "too long")
+	require.True(t, s.Ended())
 }
