@@ -27,6 +27,10 @@ type spill struct {
 	closed  bool
 }
 
+// spillReserve is what a spill leaves free on the disk, bytes: receipts and the agent's journal are on it too, and without
+// room for them no session's command starts (P16).
+const spillReserve = 64 << 20
+
 // newSpills are those of an exec's two streams. What is not more than a receipt keeps needs no file.
 func (s *Server) newSpills(req *receiptdv1.ExecRequest) [2]*spill {
 	most := int(req.GetSpillBytes())
@@ -66,8 +70,23 @@ func (s *spill) take(data []byte) {
 	s.write(data)
 }
 
+// hasRoom says whether a write leaves the reserve free. Other sessions' commands may take from it at the same time: a
+// write is small against it.
+func (s *spill) hasRoom(bytes int) bool {
+	var fs unix.Statfs_t
+	if err := unix.Statfs(filepath.Dir(s.path), &fs); err != nil {
+		return false
+	}
+	return fs.Bavail*uint64(fs.Bsize) >= uint64(bytes)+spillReserve
+}
+
 // begin makes the file with what was held.
 func (s *spill) begin() bool {
+	if !s.hasRoom(len(s.held)) {
+		logf("keeping no more of the output: the disk is nearly full")
+		s.closed, s.held = true, nil
+		return false
+	}
 	f, err := os.OpenFile(s.path, os.O_WRONLY|os.O_CREATE|os.O_EXCL|unix.O_NOFOLLOW, 0o600)
 	if err != nil {
 		logf("keeping more of the output: %v", err)
@@ -81,6 +100,14 @@ func (s *spill) begin() bool {
 }
 
 func (s *spill) write(data []byte) {
+	if s.closed {
+		return
+	}
+	if !s.hasRoom(len(data)) { // what is there is the stream's beginning all the same
+		logf("keeping no more of the output: the disk is nearly full")
+		s.shut()
+		return
+	}
 	n, err := s.file.Write(data[:min(len(data), s.most-s.written)])
 	s.written += n
 	if err != nil { // what is there is the stream's beginning all the same

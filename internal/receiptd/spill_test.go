@@ -7,9 +7,11 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 	"pgregory.net/rapid"
 
 	receiptdv1 "github.com/sandbox-agent/sandbox-agent/api/receiptd/v1"
+	"github.com/sandbox-agent/sandbox-agent/internal/testkit"
 )
 
 // However a stream comes in pieces: no file as long as there is no more than a receipt keeps, then its beginning.
@@ -70,4 +72,29 @@ func TestNobodyWhoDoesNotAskGetsASpill(t *testing.T) {
 	two := s.newSpills(&receiptdv1.ExecRequest{ExecId: "e", SpillBytes: 5})
 	require.NotEqual(t, two[0].path, two[1].path)
 	require.Equal(t, 5, two[0].above, "never more than is written in all")
+}
+
+func TestP16ASpillLeavesRoomForReceiptsAndTheJournal(t *testing.T) {
+	testkit.Need(t, testkit.Root)
+	free := func(size string) int {
+		dir := t.TempDir()
+		require.NoError(t, unix.Mount("tmpfs", dir, "tmpfs", 0, "size="+size))
+		defer func() { require.NoError(t, unix.Unmount(dir, unix.MNT_DETACH)) }()
+		s := &spill{path: filepath.Join(dir, "spill"), most: 16 << 20}
+		sink, passed := s.behind(func(uint64, []byte) {}), 0
+		for range 16 {
+			sink(uint64(passed), make([]byte, 1<<20))
+			passed += 1 << 20
+		}
+		s.close()
+		st, err := os.Stat(s.path)
+		if err != nil {
+			require.ErrorIs(t, err, os.ErrNotExist)
+			return 0
+		}
+		return int(st.Size())
+	}
+	require.Equal(t, 16<<20, free("100m"), "there is room for all of it")
+	require.Equal(t, 4<<20, free("68m"), "64 MiB are left")
+	require.Zero(t, free("40m"))
 }
