@@ -15,12 +15,14 @@ debian_apt() {
     die "apt's sources name no Debian mirror, or none with security updates"
   fi
   mkdir -p "$cache"/{lists,archives}/partial
+  # Empty: what the machine has installed is no matter. apt puts its locks beside it.
+  : >"$cache/status"
   for suite in "$@"; do
     case $suite in *-security) mirror=$security ;; *) mirror=$main ;; esac
     echo "deb [signed-by=$keyring arch=amd64] $mirror $suite main"
   done >"$cache/sources.list"
   apt=(-qq -o "Dir::Etc::sourcelist=$cache/sources.list" -o Dir::Etc::sourceparts=/dev/null
-    -o "Dir::State::Lists=$cache/lists" -o "Dir::Cache=$cache" -o Dir::State::status=/dev/null
+    -o "Dir::State::Lists=$cache/lists" -o "Dir::Cache=$cache" -o "Dir::State::status=$cache/status"
     -o Acquire::Languages=none -o Acquire::IndexTargets::deb::DEP-11::DefaultEnabled=false
     -o APT::Sandbox::User=root -o APT::Get::List-Cleanup=0)
   apt-get "${apt[@]}" update
