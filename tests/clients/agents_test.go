@@ -85,8 +85,8 @@ func TestTheConfigurationsThatAreShownStartTheServer(t *testing.T) {
 
 	// And this is what it starts.
 	s := common(t)
-	cmd := exec.CommandContext(t.Context(), node.binary, want[1], want[2], s.GetSessionId())
-	cmd.Env = append(os.Environ(), "SANDBOX_AGENT_SOCKET="+node.socket)
+	cmd := exec.CommandContext(t.Context(), host.binary, want[1], want[2], s.GetSessionId())
+	cmd.Env = append(os.Environ(), "SANDBOX_AGENT_SOCKET="+host.Socket)
 	in, err := cmd.StdinPipe()
 	require.NoError(t, err)
 	out, err := cmd.StdoutPipe()

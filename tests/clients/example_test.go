@@ -14,7 +14,7 @@ import (
 // withSession stands for what a control plane has: an agent, and a session on somebody's repository.
 func withSession(f func(ctx context.Context, c *client.Client, session string)) {
 	m := &mainTB{}
-	m.run(func() { f(context.Background(), node.client(), common(m).GetSessionId()) })
+	m.run(func() { f(context.Background(), host.client(), common(m).GetSessionId()) })
 	m.cleanup()
 }
 
@@ -24,7 +24,7 @@ func Example_createSession() {
 	repository := testkit.Repo(m, owner)
 	ctx := context.Background()
 
-	c := client.New(node.socket, client.Options{})
+	c := client.New(host.Socket, client.Options{})
 	s, err := c.CreateSession(ctx, &sandboxv1.CreateSessionRequest{
 		SessionId: "job-18", // the caller's: the same request again gives the same session
 		Workspace: &sandboxv1.Workspace{Repository: repository, Branch: "job-18"},

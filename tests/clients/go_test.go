@@ -31,7 +31,7 @@ func TestP6TheAgentsEndInTheMiddleRunsNothingTwiceAndLosesNothing(t *testing.T) 
 		for call, streaming := range map[string]bool{"unary": false, "streaming": true} {
 			name := how + "-" + call
 			t.Run(name, func(t *testing.T) {
-				c, s := node.client(), common(t)
+				c, s := host.client(), common(t)
 				req := &sandboxv1.ExecRequest{SessionId: s.GetSessionId(), ExecId: name, Command: counted(name)}
 				var stdout strings.Builder
 				done := make(chan error, 1)
@@ -51,8 +51,8 @@ func TestP6TheAgentsEndInTheMiddleRunsNothingTwiceAndLosesNothing(t *testing.T) 
 					done <- err
 				}()
 				until(t, "the command runs", func() bool { return lines(s, "count-"+name) == 1 })
-				node.end(signal)
-				node.serve()
+				host.end(signal)
+				host.Serve()
 				let(t, s, "go-"+name)
 				require.NoError(t, <-done)
 				require.Equal(t, "one\ntwo\n", stdout.String())
@@ -63,12 +63,12 @@ func TestP6TheAgentsEndInTheMiddleRunsNothingTwiceAndLosesNothing(t *testing.T) 
 }
 
 func TestP7OneIdRunsOnceHoweverManyAsk(t *testing.T) {
-	s, c := common(t), node.client()
+	s, c := common(t), host.client()
 	let(t, s, "go-same")
 	digests := make(chan string, 8)
 	for range cap(digests) {
 		go func() { // each a program of its own, without pinned keys
-			res, err := node.client().Exec(context.Background(), &sandboxv1.ExecRequest{SessionId: s.GetSessionId(), ExecId: "same", Command: counted("same")})
+			res, err := host.client().Exec(context.Background(), &sandboxv1.ExecRequest{SessionId: s.GetSessionId(), ExecId: "same", Command: counted("same")})
 			if err != nil {
 				digests <- err.Error()
 				return
@@ -88,7 +88,7 @@ func TestP7OneIdRunsOnceHoweverManyAsk(t *testing.T) {
 
 func TestP8AnOldOwnerOrGenerationHasCertainlyStartedNothing(t *testing.T) {
 	needAgent(t)
-	c := node.client()
+	c := host.client()
 	s := session(t, c)
 	claimed, err := c.ClaimSession(t.Context(), s.GetSessionId(), s.GetOwnerEpoch())
 	require.NoError(t, err)
@@ -109,7 +109,7 @@ func TestP8AnOldOwnerOrGenerationHasCertainlyStartedNothing(t *testing.T) {
 
 func TestACancelledCommandHasEvidenceAndOneThatWaitedNeverRan(t *testing.T) {
 	needAgent(t)
-	c := node.client()
+	c := host.client()
 	s := session(t, c)
 	type end struct {
 		res *client.Result
@@ -153,7 +153,7 @@ func TestACancelledCommandHasEvidenceAndOneThatWaitedNeverRan(t *testing.T) {
 
 func TestP2AnswersOfEarlierSandboxesVerifyWithTheKeysThatWerePinned(t *testing.T) {
 	needAgent(t)
-	c := node.client()
+	c := host.client()
 	s := session(t, c)
 	first := &sandboxv1.ExecRequest{SessionId: s.GetSessionId(), ExecId: "first", Command: "echo first"}
 	_, err := c.Exec(t.Context(), first)
@@ -168,14 +168,14 @@ func TestP2AnswersOfEarlierSandboxesVerifyWithTheKeysThatWerePinned(t *testing.T
 
 	_, err = c.Exec(t.Context(), first)
 	require.NoError(t, err, "the first one's is still pinned")
-	stranger := node.client()
+	stranger := host.client()
 	_, err = stranger.Exec(t.Context(), first)
 	require.ErrorIs(t, err, client.ErrUnverified, "who has not seen that sandbox's key has nothing to verify with")
 	ring := &client.Keyring{}
 	for id, pin := range c.Keys().All() {
 		require.NoError(t, ring.Pin(id, pin))
 	}
-	restarted := client.New(node.socket, client.Options{Keys: ring})
+	restarted := client.New(host.Socket, client.Options{Keys: ring})
 	res, err = restarted.Exec(t.Context(), first)
 	require.NoError(t, err, "stored and put back")
 	_, err = client.VerifyResult(res.ExecResult, ring.All()[res.GetSandboxId()], client.RequestDigest(first))
@@ -219,7 +219,7 @@ func (l *liar) serve(t *testing.T) string {
 }
 
 func TestP2AProxyThatTurnsAFailureIntoASuccessIsNotBelieved(t *testing.T) {
-	s, c := common(t), node.client()
+	s, c := common(t), host.client()
 	socket := (&liar{api: c.API()}).serve(t)
 	req := &sandboxv1.ExecRequest{SessionId: s.GetSessionId(), ExecId: "failing", Command: "echo 1 test failed; exit 1"}
 	fooled, err := client.New(socket, client.Options{SkipVerify: true}).Exec(t.Context(), req)
@@ -234,7 +234,7 @@ func TestP2AProxyThatTurnsAFailureIntoASuccessIsNotBelieved(t *testing.T) {
 }
 
 func TestASessionIsTheSameHoweverOftenItIsCreated(t *testing.T) {
-	s, c := common(t), node.client()
+	s, c := common(t), host.client()
 	same := &sandboxv1.CreateSessionRequest{SessionId: s.GetSessionId(), Workspace: &sandboxv1.Workspace{
 		Repository: s.GetWorkspace().GetRepository(), Worktree: s.GetWorkspace().GetWorktree(),
 	}}
@@ -253,7 +253,7 @@ func TestASessionIsTheSameHoweverOftenItIsCreated(t *testing.T) {
 }
 
 func TestEventsAreFollowedAcrossARestart(t *testing.T) {
-	s, c := common(t), node.client()
+	s, c := common(t), host.client()
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	kinds, seen := make(chan string, 1000), make(chan error, 1)
@@ -280,8 +280,8 @@ func TestEventsAreFollowedAcrossARestart(t *testing.T) {
 		}
 	}
 	await("sandbox.ready")
-	node.end(syscall.SIGTERM)
-	node.serve()
+	host.end(syscall.SIGTERM)
+	host.Serve()
 	_, err := c.Exec(t.Context(), &sandboxv1.ExecRequest{SessionId: s.GetSessionId(), Command: "true"})
 	require.NoError(t, err)
 	await("exec.result")
@@ -291,7 +291,7 @@ func TestEventsAreFollowedAcrossARestart(t *testing.T) {
 
 func TestGitAndHarvestAnswerThroughTheClient(t *testing.T) {
 	needAgent(t)
-	c := node.client()
+	c := host.client()
 	s := session(t, c)
 	let(t, s, "new")
 	res, err := c.Git(t.Context(), &sandboxv1.GitRequest{SessionId: s.GetSessionId(), Args: []string{"status", "--porcelain"}})

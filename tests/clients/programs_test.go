@@ -38,7 +38,7 @@ func TestTheGoExampleDoesAJobAndFindsItDoneWhenItIsStartedAgain(t *testing.T) {
 	program := filepath.Join(t.TempDir(), "example")
 	require.NoError(t, testkit.BuildStatic("./examples/go", program))
 	run := func(keys string) (string, string, int) {
-		return example(t, nil, program, "--socket", node.socket, "--repo", repo, "--job", "job-17", "--keys", keys)
+		return example(t, nil, program, "--socket", host.Socket, "--repo", repo, "--job", "job-17", "--keys", keys)
 	}
 	keys := filepath.Join(t.TempDir(), "keys")
 	stdout, stderr, code := run(keys)
@@ -67,7 +67,7 @@ func python(t *testing.T) func(args ...string) (stdout, stderr string, code int)
 	}
 	return func(args ...string) (string, string, int) {
 		return example(t, []string{"PYTHONDONTWRITEBYTECODE=1"}, strings.TrimSpace(string(interpreter)),
-			append([]string{"examples/python/run.py", "--socket", node.socket}, args...)...)
+			append([]string{"examples/python/run.py", "--socket", host.Socket}, args...)...)
 	}
 }
 
@@ -111,8 +111,8 @@ func TestP6ThePythonExampleAsksAgainAfterTheAgentsDeath(t *testing.T) {
 		done <- end{stdout, stderr, code}
 	}()
 	until(t, "the command runs", func() bool { return lines(s, "count-python") == 1 })
-	node.end(syscall.SIGKILL)
-	node.serve()
+	host.end(syscall.SIGKILL)
+	host.Serve()
 	let(t, s, "go-python")
 	require.Equal(t, end{"one\ntwo\n", "", 0}, <-done)
 	require.Equal(t, 1, lines(s, "count-python"))
@@ -122,7 +122,7 @@ func TestP2ThePythonExampleDoesNotBelieveAProxyThatTurnsAFailureIntoASuccess(t *
 	run, s := python(t), common(t)
 	_, stderr, code := run("--exec-id", "python-fails", s.GetSessionId(), "--", "exit 1")
 	require.Equal(t, 1, code, "the control case: %s", stderr)
-	_, stderr, code = run("--socket", (&liar{api: node.client().API()}).serve(t), "--exec-id", "python-fails", s.GetSessionId(), "--", "exit 1")
+	_, stderr, code = run("--socket", (&liar{api: host.client().API()}).serve(t), "--exec-id", "python-fails", s.GetSessionId(), "--", "exit 1")
 	require.Equal(t, 120, code)
 	require.Contains(t, stderr, "not its receipt's")
 }
@@ -140,7 +140,7 @@ func TestTheGrpcurlExampleWorksAsItStands(t *testing.T) {
 	needAgent(t)
 	testkit.Need(t, testkit.Program("go"))
 	s := common(t)
-	stdout, stderr, code := example(t, []string{"SOCKET=" + node.socket}, "examples/grpcurl.sh", s.GetSessionId())
+	stdout, stderr, code := example(t, []string{"SOCKET=" + host.Socket}, "examples/grpcurl.sh", s.GetSessionId())
 	require.Zero(t, code, stderr)
 	require.Contains(t, stdout, "sandbox.v1.ExecService", "reflection")
 	require.Contains(t, stdout, "refused: 70", "64 plus ALREADY_EXISTS")

@@ -13,7 +13,6 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"testing"
 	"time"
 
@@ -24,6 +23,7 @@ import (
 	sandboxv1 "github.com/sandbox-agent/sandbox-agent/api/sandbox/v1"
 	"github.com/sandbox-agent/sandbox-agent/internal/cli/client"
 	"github.com/sandbox-agent/sandbox-agent/internal/testkit"
+	"github.com/sandbox-agent/sandbox-agent/internal/testkit/node"
 	"github.com/sandbox-agent/sandbox-agent/pkg/receipt/verify"
 )
 
@@ -31,7 +31,7 @@ const (
 	// owner owns the repositories and worktrees.
 	owner = 4322
 	// patience bounds what a test waits for when it fails; nothing passes or fails by it.
-	patience = 60 * time.Second
+	patience = node.Patience
 	poll     = 5 * time.Millisecond
 )
 
@@ -79,19 +79,11 @@ func needAgent(t testing.TB) {
 	require.NoError(t, err, string(out))
 }
 
-// agent is one state folder and the process that serves it, again and again.
+// agent is an agent with crash points.
 type agent struct {
-	t      testing.TB
-	dir    string // everything of it
-	state  string
-	socket string
-	config string
-	log    string
+	*node.Agent
 	armed  string // the file that says where it dies
 	points string // the file that says where it came by
-	cmd    *exec.Cmd
-	ended  chan struct{}
-	client *client.Client
 }
 
 // newAgent starts an agent. extra is appended to its configuration, prepare is called with the state folder before.
@@ -99,86 +91,30 @@ func newAgent(t testing.TB, extra string, prepare ...func(state string)) *agent 
 	t.Helper()
 	needAgent(t)
 	dir := testkit.StateDir(t)
-	a := &agent{
-		t: t, dir: dir, state: filepath.Join(dir, "state"), socket: filepath.Join(dir, "exec.sock"),
-		config: filepath.Join(dir, "config.yaml"), log: filepath.Join(dir, "log"),
-		armed: filepath.Join(dir, "armed"), points: filepath.Join(dir, "points"),
-	}
-	text := fmt.Sprintf("state_dir: %s\nsocket: {path: %s}\nworkspace: {roots: [/var/tmp]}\n%s", a.state, a.socket, extra)
-	require.NoError(t, os.WriteFile(a.config, []byte(text), 0o600))
-	require.NoError(t, os.Mkdir(a.state, 0o711))
-	// Some of the points are on threads that have the worktree's owner's rights for a moment.
-	require.NoError(t, os.WriteFile(a.points, nil, 0o600))
-	require.NoError(t, os.Chmod(a.points, 0o666))
-	t.Cleanup(a.nothingLeft)
-	for _, f := range prepare {
-		f(a.state)
-	}
-	a.serve()
-	t.Cleanup(a.shutdown)
-	return a
-}
-
-// launch starts the process and doesn't wait for anything.
-func (a *agent) launch() {
-	a.t.Helper()
-	receiptd, _ := testkit.Binaries(a.t)
-	log, err := os.OpenFile(a.log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
-	require.NoError(a.t, err)
-	defer log.Close()
-	a.cmd = exec.Command(agentBinary, "serve", "--config", a.config, "--libexec-dir", filepath.Dir(receiptd))
-	a.cmd.Stdout, a.cmd.Stderr = log, log
-	a.cmd.Env = append(os.Environ(), "SANDBOX_AGENT_CRASH_AT="+a.armed, "SANDBOX_AGENT_CRASH_LOG="+a.points)
-	a.cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
-	require.NoError(a.t, a.cmd.Start())
-	a.ended = make(chan struct{})
-	go func(cmd *exec.Cmd, ended chan struct{}) { _ = cmd.Wait(); close(ended) }(a.cmd, a.ended)
-	a.client = client.New(a.socket)
-}
-
-// serve starts the process and waits until it answers.
-func (a *agent) serve() {
-	a.t.Helper()
-	a.launch()
-	a.until("the agent answers", func() bool {
-		if a.isDead() {
-			a.t.Fatalf("the agent ended:\n%s", a.logText())
-		}
-		return a.answers()
+	a := &agent{armed: filepath.Join(dir, "armed"), points: filepath.Join(dir, "points")}
+	a.Agent = node.Start(t, node.Options{
+		Config: extra, Program: agentBinary,
+		Env: []string{"SANDBOX_AGENT_CRASH_AT=" + a.armed, "SANDBOX_AGENT_CRASH_LOG=" + a.points},
+		Prepare: func(n *node.Agent) {
+			a.Agent = n
+			require.NoError(t, os.Mkdir(a.State, 0o711))
+			// Some of the points are on threads that have the worktree's owner's rights for a moment.
+			require.NoError(t, os.WriteFile(a.points, nil, 0o600))
+			require.NoError(t, os.Chmod(a.points, 0o666))
+			t.Cleanup(a.nothingLeft)
+			for _, f := range prepare {
+				f(a.State)
+			}
+		},
 	})
-}
-
-func (a *agent) answers() bool {
-	_, err := a.client.Node.GetNodeInfo(context.Background(), &sandboxv1.GetNodeInfoRequest{})
-	return err == nil
-}
-
-func (a *agent) isDead() bool {
-	select {
-	case <-a.ended:
-		return true
-	default:
-		return false
-	}
-}
-
-// kill is kill -9.
-func (a *agent) kill() {
-	a.t.Helper()
-	_ = a.cmd.Process.Kill()
-	<-a.ended
-}
-
-func (a *agent) restart() {
-	a.t.Helper()
-	a.kill()
-	a.serve()
+	t.Cleanup(a.disarm)
+	return a
 }
 
 // arm has the agent die when it comes to a point for the count-th time.
 func (a *agent) arm(name string, count int) {
-	a.t.Helper()
-	require.NoError(a.t, os.WriteFile(a.armed, fmt.Appendf(nil, "%s:%d", name, count), 0o644))
+	a.T.Helper()
+	require.NoError(a.T, os.WriteFile(a.armed, fmt.Appendf(nil, "%s:%d", name, count), 0o644))
 }
 
 func (a *agent) disarm() { _ = os.Remove(a.armed) }
@@ -186,54 +122,8 @@ func (a *agent) disarm() { _ = os.Remove(a.armed) }
 // passed gives the points that the agent came by since the last call, in their order.
 func (a *agent) passed() []string {
 	b, _ := os.ReadFile(a.points)
-	require.NoError(a.t, os.Truncate(a.points, 0))
+	require.NoError(a.T, os.Truncate(a.points, 0))
 	return strings.Fields(string(b))
-}
-
-func (a *agent) logText() string {
-	b, _ := os.ReadFile(a.log)
-	if len(b) > 16<<10 {
-		b = b[len(b)-16<<10:]
-	}
-	return string(b)
-}
-
-// until polls for something that comes by itself, and fails the test when it never does.
-func (a *agent) until(what string, holds func() bool) {
-	a.t.Helper()
-	for end := time.Now().Add(patience); !holds(); time.Sleep(poll) {
-		if time.Now().After(end) {
-			a.t.Fatalf("never: %s\n%s", what, a.logText())
-		}
-	}
-}
-
-// shutdown deletes what is left of sessions, so that no sandbox stays on the machine, and stops the agent.
-func (a *agent) shutdown() {
-	if a.t.Failed() {
-		a.t.Logf("the agent's log:\n%s", a.logText())
-	}
-	a.disarm()
-	if a.isDead() {
-		a.serve()
-	}
-	list, err := a.client.Sessions.ListSessions(context.Background(), &sandboxv1.ListSessionsRequest{PageSize: 1000})
-	if err != nil {
-		a.t.Errorf("listing what is left: %v", err)
-		return
-	}
-	for _, s := range list.GetSessions() {
-		if _, err := a.client.Sessions.DeleteSession(context.Background(), &sandboxv1.DeleteSessionRequest{SessionId: s.GetSessionId()}); err != nil {
-			a.t.Errorf("deleting session %s: %v", s.GetSessionId(), err)
-		}
-	}
-	_ = a.cmd.Process.Signal(syscall.SIGTERM)
-	select {
-	case <-a.ended:
-	case <-time.After(patience):
-		a.t.Errorf("the agent does not end on SIGTERM")
-		a.kill()
-	}
 }
 
 // nothingLeft looks, after the agent's end, for what no deletion may leave.
@@ -244,20 +134,20 @@ func (a *agent) nothingLeft() {
 			return
 		}
 		if time.Now().After(end) {
-			a.t.Errorf("left behind:\n  %s", strings.Join(left, "\n  "))
+			a.T.Errorf("left behind:\n  %s", strings.Join(left, "\n  "))
 			return
 		}
 	}
 }
 
 func (a *agent) left() (left []string) {
-	entries, _ := os.ReadDir(filepath.Join(a.state, "sandboxes"))
+	entries, _ := os.ReadDir(filepath.Join(a.State, "sandboxes"))
 	for _, e := range entries {
-		left = append(left, "folder "+filepath.Join(a.state, "sandboxes", e.Name()))
+		left = append(left, "folder "+filepath.Join(a.State, "sandboxes", e.Name()))
 	}
 	mounts, _ := os.ReadFile("/proc/self/mountinfo")
 	for line := range strings.Lines(string(mounts)) {
-		if strings.Contains(line, a.state+"/") {
+		if strings.Contains(line, a.State+"/") {
 			left = append(left, "mount "+strings.TrimSpace(line))
 		}
 	}
@@ -272,7 +162,7 @@ func (a *agent) left() (left []string) {
 
 // sandboxes are the ids of all sandboxes that this state folder ever had: their receipts stay.
 func (a *agent) sandboxes() (ids []string) {
-	entries, _ := os.ReadDir(filepath.Join(a.state, "receipts"))
+	entries, _ := os.ReadDir(filepath.Join(a.State, "receipts"))
 	for _, e := range entries {
 		ids = append(ids, e.Name())
 	}
@@ -362,23 +252,23 @@ func (a *agent) unborn(repo string) *session {
 }
 
 func (a *agent) session(repo string) *session {
-	a.t.Helper()
+	a.T.Helper()
 	s := a.unborn(repo)
 	s.born()
 	return s
 }
 
 func (s *session) born() *sandboxv1.Session {
-	s.t.Helper()
-	res, err := s.client.Sessions.CreateSession(context.Background(), proto.CloneOf(s.create))
-	require.NoError(s.t, err, s.logText())
+	s.T.Helper()
+	res, err := s.Client.Sessions.CreateSession(context.Background(), proto.CloneOf(s.create))
+	require.NoError(s.T, err, s.LogText())
 	return res.GetSession()
 }
 
 func (s *session) get() *sandboxv1.Session {
-	s.t.Helper()
-	res, err := s.client.Sessions.GetSession(context.Background(), &sandboxv1.GetSessionRequest{SessionId: s.id})
-	require.NoError(s.t, err)
+	s.T.Helper()
+	res, err := s.Client.Sessions.GetSession(context.Background(), &sandboxv1.GetSessionRequest{SessionId: s.id})
+	require.NoError(s.T, err)
 	return res.GetSession()
 }
 
@@ -398,11 +288,11 @@ func (s *session) request(what string) *sandboxv1.ExecRequest {
 func gated(name string) string { return "until [ -e runs/open-" + name + " ]; do sleep 0.01; done" }
 
 func (s *session) open(name string) {
-	s.t.Helper()
+	s.T.Helper()
 	runs := filepath.Join(s.worktree, "runs")
-	require.NoError(s.t, os.MkdirAll(runs, 0o755))
-	require.NoError(s.t, os.Chown(runs, owner, owner))
-	require.NoError(s.t, os.WriteFile(filepath.Join(s.worktree, "runs", "open-"+name), nil, 0o644))
+	require.NoError(s.T, os.MkdirAll(runs, 0o755))
+	require.NoError(s.T, os.Chown(runs, owner, owner))
+	require.NoError(s.T, os.WriteFile(filepath.Join(s.worktree, "runs", "open-"+name), nil, 0o644))
 }
 
 // ran is how often an exec's command began, as the command itself says.
@@ -415,20 +305,20 @@ func (s *session) ran(exec string) int {
 }
 
 func (s *session) awaitRun(exec string) {
-	s.t.Helper()
-	s.until("exec "+exec+" runs", func() bool { return s.ran(exec) > 0 })
+	s.T.Helper()
+	s.Until("exec "+exec+" runs", func() bool { return s.ran(exec) > 0 })
 }
 
 // exec asks once. The request is copied: the agent fills in what is missing.
 func (s *session) exec(r *sandboxv1.ExecRequest) (*sandboxv1.ExecResult, error) {
-	res, err := s.client.Execs.Exec(context.Background(), proto.CloneOf(r))
+	res, err := s.Client.Execs.Exec(context.Background(), proto.CloneOf(r))
 	return res.GetResult(), err
 }
 
 // start asks, and gives the answer later; nil when there was none.
 func (s *session) start(r *sandboxv1.ExecRequest) <-chan *sandboxv1.ExecResult {
 	done := make(chan *sandboxv1.ExecResult, 1)
-	c := s.client
+	c := s.Client
 	go func() {
 		res, _ := c.Execs.Exec(context.Background(), proto.CloneOf(r))
 		done <- res.GetResult()
@@ -438,24 +328,24 @@ func (s *session) start(r *sandboxv1.ExecRequest) <-chan *sandboxv1.ExecResult {
 
 // known says whether the agent has an exec of this id.
 func (s *session) known(exec string) bool {
-	s.t.Helper()
-	_, err := s.client.Execs.GetExec(context.Background(), &sandboxv1.GetExecRequest{SessionId: s.id, ExecId: exec})
+	s.T.Helper()
+	_, err := s.Client.Execs.GetExec(context.Background(), &sandboxv1.GetExecRequest{SessionId: s.id, ExecId: exec})
 	if codeOf(err) == connect.CodeNotFound {
 		return false
 	}
-	require.NoError(s.t, err)
+	require.NoError(s.T, err)
 	return true
 }
 
 // settle has an exec answered, whatever became of it, and judges the answer. It gives the answer.
 func (s *session) settle(r *sandboxv1.ExecRequest) *sandboxv1.ExecResult {
-	s.t.Helper()
+	s.T.Helper()
 	if !s.known(r.GetExecId()) {
-		require.Zero(s.t, s.ran(r.GetExecId()), "P1: exec %s ran, and there is no intent of it", r.GetExecId())
+		require.Zero(s.T, s.ran(r.GetExecId()), "P1: exec %s ran, and there is no intent of it", r.GetExecId())
 	}
 	result, err := s.exec(r)
-	require.NoError(s.t, err, s.logText())
-	require.NoError(s.t, s.judge(r, result))
+	require.NoError(s.T, err, s.LogText())
+	require.NoError(s.T, s.judge(r, result))
 	return result
 }
 
@@ -515,7 +405,7 @@ func lasting(r *sandboxv1.ExecResult) *sandboxv1.ExecResult {
 
 // verifies checks an answer's receipt with the key that lies beside it, as anyone could offline.
 func (s *session) verifies(r *sandboxv1.ExecResult) error {
-	key, err := verify.LoadKey(filepath.Join(s.state, "keys", r.GetSandboxId()+".pub"))
+	key, err := verify.LoadKey(filepath.Join(s.State, "keys", r.GetSandboxId()+".pub"))
 	if err != nil {
 		return err
 	}
@@ -531,49 +421,49 @@ func (s *session) verifies(r *sandboxv1.ExecResult) error {
 
 // same asks for everything that was ever answered again: with the same request, and with another one.
 func (s *session) same() {
-	s.t.Helper()
+	s.T.Helper()
 	for id, before := range s.answers {
 		again, err := s.exec(before.request)
-		require.NoError(s.t, err, "P7: exec %s", id)
-		require.NoError(s.t, s.judge(before.request, again))
+		require.NoError(s.T, err, "P7: exec %s", id)
+		require.NoError(s.T, s.judge(before.request, again))
 		other := proto.CloneOf(before.request)
 		other.Command += " "
 		_, err = s.exec(other)
-		require.Equal(s.t, connect.CodeAlreadyExists, codeOf(err), "P7: exec %s with another command: %v", id, err)
+		require.Equal(s.T, connect.CodeAlreadyExists, codeOf(err), "P7: exec %s with another command: %v", id, err)
 	}
 }
 
 // works asserts that the session runs commands.
 func (s *session) works() {
-	s.t.Helper()
+	s.T.Helper()
 	r := s.settle(s.request(""))
-	require.Equal(s.t, sandboxv1.ExecResult_EXITED, r.GetStatus(), "%s\n%s", r.GetReason(), s.logText())
+	require.Equal(s.T, sandboxv1.ExecResult_EXITED, r.GetStatus(), "%s\n%s", r.GetReason(), s.LogText())
 }
 
 // destroyed deletes the session: with the whole evidence, and then nothing of its sandbox is alive.
 func (s *session) destroyed() {
-	s.t.Helper()
+	s.T.Helper()
 	sandbox := s.get().GetSandbox().GetId()
-	res, err := s.client.Sessions.DeleteSession(context.Background(), &sandboxv1.DeleteSessionRequest{SessionId: s.id})
-	require.NoError(s.t, err, s.logText())
+	res, err := s.Client.Sessions.DeleteSession(context.Background(), &sandboxv1.DeleteSessionRequest{SessionId: s.id})
+	require.NoError(s.T, err, s.LogText())
 	if sandbox == "" {
 		return
 	}
-	require.True(s.t, res.GetEvidence().GetComplete(), "P5: %v", res.GetEvidence())
-	require.Empty(s.t, processesOf(sandbox), "P5: the evidence says that %s is gone", sandbox)
+	require.True(s.T, res.GetEvidence().GetComplete(), "P5: %v", res.GetEvidence())
+	require.Empty(s.T, processesOf(sandbox), "P5: the evidence says that %s is gone", sandbox)
 }
 
 // noteSandbox keeps the id of the sandbox that there is now; lastSandbox gives it when nobody can be asked any more.
 func (s *session) noteSandbox() {
-	res, err := s.client.Sessions.GetSession(context.Background(), &sandboxv1.GetSessionRequest{SessionId: s.id})
+	res, err := s.Client.Sessions.GetSession(context.Background(), &sandboxv1.GetSessionRequest{SessionId: s.id})
 	if err == nil {
 		s.sandbox = res.GetSession().GetSandbox().GetId()
 	}
 }
 
 func (s *session) lastSandbox() string {
-	s.t.Helper()
-	require.NotEmpty(s.t, s.sandbox)
+	s.T.Helper()
+	require.NotEmpty(s.T, s.sandbox)
 	return s.sandbox
 }
 

@@ -227,7 +227,7 @@ func TestP6RandomHistories(t *testing.T) {
 // play plays one history to its end, and judges everything that was answered.
 func (p *player) play(list []step, logf func(string, ...any)) error {
 	if n := played.histories.Add(1); n%progressEvery == 0 {
-		p.t.Logf("%v", &played)
+		p.T.Logf("%v", &played)
 	}
 	p.begin()
 	var err error
@@ -243,13 +243,13 @@ func (p *player) play(list []step, logf func(string, ...any)) error {
 }
 
 func (p *player) begin() {
-	p.t.Helper()
+	p.T.Helper()
 	if p.s == nil {
 		p.s = p.session(p.repo)
 		// So that there is an old epoch, and an old generation, in each history.
-		_, err := p.client.Sessions.ClaimSession(context.Background(), &sandboxv1.ClaimSessionRequest{SessionId: p.s.id})
-		require.NoError(p.t, err)
-		require.NoError(p.t, p.retire())
+		_, err := p.Client.Sessions.ClaimSession(context.Background(), &sandboxv1.ClaimSessionRequest{SessionId: p.s.id})
+		require.NoError(p.T, err)
+		require.NoError(p.T, p.retire())
 		p.s.works()
 	}
 	p.execs, p.nextMeets, p.s.answers = nil, nil, map[string]*answered{}
@@ -353,7 +353,7 @@ func (p *player) untilBegun(x *tracked, free bool) error {
 
 // ask makes the call in the background.
 func (p *player) ask(x *tracked) {
-	answer, c, r := make(chan reply, 1), p.client, proto.CloneOf(x.request)
+	answer, c, r := make(chan reply, 1), p.Client, proto.CloneOf(x.request)
 	x.answer = answer
 	go func() {
 		res, err := c.Execs.Exec(context.Background(), r)
@@ -393,7 +393,7 @@ func (p *player) settle(x *tracked) error {
 // unknownNeverRan: of what ran there is an intent (P1).
 func (p *player) unknownNeverRan(x *tracked) error {
 	ran := p.s.ran(x.request.GetExecId())
-	_, err := p.client.Execs.GetExec(context.Background(), &sandboxv1.GetExecRequest{SessionId: x.request.GetSessionId(), ExecId: x.request.GetExecId()})
+	_, err := p.Client.Execs.GetExec(context.Background(), &sandboxv1.GetExecRequest{SessionId: x.request.GetSessionId(), ExecId: x.request.GetExecId()})
 	if codeOf(err) == connect.CodeNotFound && ran > 0 && !x.deleted {
 		return fmt.Errorf("P1: exec %s ran, and the agent does not know it", x.request.GetExecId())
 	}
@@ -439,7 +439,7 @@ func (p *player) cancel(x *tracked) error {
 	if !x.settled {
 		x.cancelled = true
 	}
-	res, err := p.client.Execs.CancelExec(context.Background(), &sandboxv1.CancelExecRequest{SessionId: x.request.GetSessionId(), ExecId: x.request.GetExecId()})
+	res, err := p.Client.Execs.CancelExec(context.Background(), &sandboxv1.CancelExecRequest{SessionId: x.request.GetSessionId(), ExecId: x.request.GetExecId()})
 	if codeOf(err) == connect.CodeNotFound && !x.settled && p.s.ran(x.request.GetExecId()) == 0 {
 		return nil // it has not come there yet, or a crash took it with it while it waited
 	}
@@ -453,7 +453,7 @@ func (p *player) cancel(x *tracked) error {
 }
 
 func (p *player) claim() error {
-	res, err := p.client.Sessions.ClaimSession(context.Background(), &sandboxv1.ClaimSessionRequest{SessionId: p.s.id, OwnerEpoch: p.epoch})
+	res, err := p.Client.Sessions.ClaimSession(context.Background(), &sandboxv1.ClaimSessionRequest{SessionId: p.s.id, OwnerEpoch: p.epoch})
 	if err != nil {
 		return fmt.Errorf("claiming: %w", err)
 	}
@@ -472,7 +472,7 @@ func (p *player) claim() error {
 
 // look compares the session with the model.
 func (p *player) look() error {
-	res, err := p.client.Sessions.GetSession(context.Background(), &sandboxv1.GetSessionRequest{SessionId: p.s.id})
+	res, err := p.Client.Sessions.GetSession(context.Background(), &sandboxv1.GetSessionRequest{SessionId: p.s.id})
 	if err != nil {
 		return err
 	}
@@ -490,7 +490,7 @@ func (p *player) look() error {
 // listed compares the list with what was answered. An answer that rests on its receipt is recorded without a sync, and is in
 // the list all the same after a crash.
 func (p *player) listed() error {
-	res, err := p.client.Execs.ListExecs(context.Background(), &sandboxv1.ListExecsRequest{SessionId: p.s.id, PageSize: 1000})
+	res, err := p.Client.Execs.ListExecs(context.Background(), &sandboxv1.ListExecsRequest{SessionId: p.s.id, PageSize: 1000})
 	if err != nil {
 		return fmt.Errorf("listing: %w", err)
 	}
@@ -519,7 +519,7 @@ func (p *player) mark(what func(*tracked)) {
 func (p *player) retire() error {
 	p.mark(func(x *tracked) { x.retired = true })
 	sandbox := p.s.get().GetSandbox().GetId()
-	res, err := p.client.Sessions.RetireSandbox(context.Background(), &sandboxv1.RetireSandboxRequest{SessionId: p.s.id})
+	res, err := p.Client.Sessions.RetireSandbox(context.Background(), &sandboxv1.RetireSandboxRequest{SessionId: p.s.id})
 	if err != nil {
 		return fmt.Errorf("retiring: %w", err)
 	}
@@ -534,7 +534,7 @@ func (p *player) delete() error {
 	p.mark(func(x *tracked) { x.deleted = true })
 	before := p.s
 	sandbox := before.get().GetSandbox().GetId()
-	res, err := p.client.Sessions.DeleteSession(context.Background(), &sandboxv1.DeleteSessionRequest{SessionId: before.id})
+	res, err := p.Client.Sessions.DeleteSession(context.Background(), &sandboxv1.DeleteSessionRequest{SessionId: before.id})
 	if err != nil {
 		return fmt.Errorf("deleting: %w", err)
 	}
@@ -556,7 +556,7 @@ func (p *player) delete() error {
 	after.worktree, after.branch, after.create.Workspace = before.worktree, before.branch, before.create.GetWorkspace()
 	after.count = before.count
 	p.s = after
-	made, err := p.client.Sessions.CreateSession(context.Background(), proto.CloneOf(after.create))
+	made, err := p.Client.Sessions.CreateSession(context.Background(), proto.CloneOf(after.create))
 	if err != nil {
 		return fmt.Errorf("creating a session on a workspace that was released: %w", err)
 	}
@@ -567,7 +567,7 @@ func (p *player) delete() error {
 func (p *player) killAgent() error {
 	played.crashes.Add(1)
 	p.mark(func(x *tracked) { x.agentKilled = true })
-	p.restart()
+	p.Restart()
 	return p.look()
 }
 
@@ -583,7 +583,7 @@ func (p *player) killIn(comm string, what func(*tracked)) error {
 		_ = unix.Kill(pid, unix.SIGKILL)
 	}
 	if comm == "receiptd" {
-		p.until("the sandbox is gone with its receiptd", func() bool { return len(named(sandbox, comm)) == 0 })
+		p.Until("the sandbox is gone with its receiptd", func() bool { return len(named(sandbox, comm)) == 0 })
 	}
 	// What comes next may still meet the dead one.
 	p.nextMeets = what

@@ -28,7 +28,7 @@ func kill(pids []int, sig unix.Signal) {
 
 // begin starts a gated exec on a session and gives its answer later.
 func (s *session) begin() (*sandboxv1.ExecRequest, <-chan *sandboxv1.ExecResult) {
-	s.t.Helper()
+	s.T.Helper()
 	r := s.request("")
 	r.Command += "; " + gated(r.GetExecId())
 	answer := s.start(r)
@@ -39,13 +39,13 @@ func (s *session) begin() (*sandboxv1.ExecRequest, <-chan *sandboxv1.ExecResult)
 
 // awaitAnswer fails when a call is not answered.
 func (s *session) awaitAnswer(answer <-chan *sandboxv1.ExecResult) *sandboxv1.ExecResult {
-	s.t.Helper()
+	s.T.Helper()
 	select {
 	case r := <-answer:
-		require.NotNil(s.t, r, "an error instead of an answer\n%s", s.logText())
+		require.NotNil(s.T, r, "an error instead of an answer\n%s", s.LogText())
 		return r
 	case <-time.After(patience):
-		s.t.Fatalf("no answer\n%s", s.logText())
+		s.T.Fatalf("no answer\n%s", s.LogText())
 		return nil
 	}
 }
@@ -79,7 +79,7 @@ func TestP6WhatIsKilledUnderACommandIsSaid(t *testing.T) {
 				s.works()
 				require.Greater(t, s.get().GetGeneration(), generation)
 			}
-			s.restart()
+			s.Restart()
 			s.same()
 			s.works()
 		})
@@ -98,7 +98,7 @@ func TestP6AStuckPeerHoldsUpItsOwnSessionOnly(t *testing.T) {
 	t.Cleanup(func() { kill(receiptd, unix.SIGCONT) })
 	r := s.request("")
 	answer := s.start(r)
-	s.until("the intent is there", func() bool { return s.get().GetRunningExecId() == r.GetExecId() && s.known(r.GetExecId()) })
+	s.Until("the intent is there", func() bool { return s.get().GetRunningExecId() == r.GetExecId() && s.known(r.GetExecId()) })
 	other.works()
 	require.Zero(t, s.ran(r.GetExecId()))
 	select {
@@ -117,8 +117,8 @@ func TestP6AStuckPeerHoldsUpItsOwnSessionOnly(t *testing.T) {
 	kill(receiptd, unix.SIGSTOP)
 	r = s.request("")
 	s.start(r)
-	s.until("the intent is there", func() bool { return s.known(r.GetExecId()) })
-	res, err := s.client.Execs.CancelExec(context.Background(), &sandboxv1.CancelExecRequest{SessionId: s.id, ExecId: r.GetExecId()})
+	s.Until("the intent is there", func() bool { return s.known(r.GetExecId()) })
+	res, err := s.Client.Execs.CancelExec(context.Background(), &sandboxv1.CancelExecRequest{SessionId: s.id, ExecId: r.GetExecId()})
 	require.NoError(t, err)
 	require.NoError(t, s.judge(r, res.GetResult()))
 	require.Empty(t, processesOf(s.lastSandbox()), "P5")
@@ -142,12 +142,12 @@ func TestP6AStaleAttachThatDeliversLateIsNeverWrong(t *testing.T) {
 		kill(receiptd, unix.SIGSTOP)
 		r := s.request("")
 		s.start(r)
-		s.until("the intent is there", func() bool { return s.known(r.GetExecId()) })
-		s.kill()
-		s.launch()
-		s.until("the next agent recovers", func() bool { return bytes.Count(read(s.points), []byte("attach.connected\n")) > 0 })
+		s.Until("the intent is there", func() bool { return s.known(r.GetExecId()) })
+		s.Kill()
+		s.Launch()
+		s.Until("the next agent recovers", func() bool { return bytes.Count(read(s.points), []byte("attach.connected\n")) > 0 })
 		kill(receiptd, unix.SIGCONT)
-		s.until("it answers", s.agent.answers)
+		s.Until("it answers", s.agent.Answers)
 		got := s.settle(r)
 		started += s.ran(r.GetExecId())
 		require.Contains(t, []sandboxv1.ExecResult_Status{sandboxv1.ExecResult_EXITED, sandboxv1.ExecResult_NOT_STARTED}, got.GetStatus(), got.GetReason())
@@ -194,7 +194,7 @@ func TestP1WithoutRoomForItsIntentNothingStarts(t *testing.T) {
 	s := a.session(testkit.Repo(t, owner))
 	s.works()
 	running, answer := s.begin()
-	full := filler(t, filepath.Join(a.state, "journal"), 0)
+	full := filler(t, filepath.Join(a.State, "journal"), 0)
 
 	s.open(running.GetExecId())
 	got := s.awaitAnswer(answer)
@@ -207,12 +207,12 @@ func TestP1WithoutRoomForItsIntentNothingStarts(t *testing.T) {
 	require.Equal(t, connect.CodeUnavailable, codeOf(err), "%v", err)
 	require.ErrorContains(t, err, "MiB")
 	require.Zero(t, s.ran(refused.GetExecId()), "P1")
-	_, err = s.client.Sessions.ClaimSession(context.Background(), &sandboxv1.ClaimSessionRequest{SessionId: s.id})
+	_, err = s.Client.Sessions.ClaimSession(context.Background(), &sandboxv1.ClaimSessionRequest{SessionId: s.id})
 	require.Error(t, err, "an epoch that is not on disk is not told")
 
 	require.NoError(t, os.Remove(full))
 	require.Equal(t, sandboxv1.ExecResult_EXITED, s.settle(refused).GetStatus(), "the same id may be used: nothing of it was recorded")
-	a.restart()
+	a.Restart()
 	s.same()
 	s.works()
 }
@@ -224,7 +224,7 @@ func TestP1AFailedSyncStartsNothingAndIsFinal(t *testing.T) {
 	a := newAgent(t, "")
 	s := a.session(testkit.Repo(t, owner))
 	s.works()
-	trace := exec.Command("strace", "-f", "-qq", "-o", "/dev/null", "-p", fmt.Sprint(a.cmd.Process.Pid),
+	trace := exec.Command("strace", "-f", "-qq", "-o", "/dev/null", "-p", fmt.Sprint(a.Cmd.Process.Pid),
 		"-e", "trace=fsync,fdatasync,sync_file_range", "-e", "inject=fsync,fdatasync,sync_file_range:error=EIO")
 	require.NoError(t, trace.Start())
 	ended := false
@@ -236,7 +236,7 @@ func TestP1AFailedSyncStartsNothingAndIsFinal(t *testing.T) {
 		}
 	}
 	t.Cleanup(detach)
-	a.until("strace has every thread", func() bool { return everyThreadTraced(a.cmd.Process.Pid) })
+	a.Until("strace has every thread", func() bool { return everyThreadTraced(a.Cmd.Process.Pid) })
 
 	refused := s.request("")
 	_, err := s.exec(refused)
@@ -252,7 +252,7 @@ func TestP1AFailedSyncStartsNothingAndIsFinal(t *testing.T) {
 	require.Zero(t, s.ran(again.GetExecId()), "P1")
 	s.same() // reads go on
 
-	a.restart()
+	a.Restart()
 	s.same()
 	// The intent may have come to the disk: then nobody knows it any better than that it never ran.
 	require.Contains(t, []sandboxv1.ExecResult_Status{sandboxv1.ExecResult_EXITED, sandboxv1.ExecResult_NOT_STARTED}, s.settle(refused).GetStatus())
@@ -277,7 +277,7 @@ func TestP2WithoutTheReceiptsFolderNothingIsAnsweredAsEnded(t *testing.T) {
 	s := a.session(testkit.Repo(t, owner))
 	s.works()
 	r, answer := s.begin()
-	receipts := filepath.Join(a.state, "receipts")
+	receipts := filepath.Join(a.State, "receipts")
 	require.NoError(t, unix.Unmount(receipts, unix.MNT_DETACH))
 	s.open(r.GetExecId())
 	got := s.awaitAnswer(answer)
@@ -305,9 +305,9 @@ func TestP5AfterARebootTheBootIDIsTheEvidence(t *testing.T) {
 	s := a.session(testkit.Repo(t, owner))
 	s.works()
 	r, _ := s.begin()
-	a.kill()
+	a.Kill()
 	kill(processesOf(s.lastSandbox()), unix.SIGKILL)
-	a.until("all of it is gone", func() bool { return len(processesOf(s.lastSandbox())) == 0 })
+	a.Until("all of it is gone", func() bool { return len(processesOf(s.lastSandbox())) == 0 })
 	boot := strings.TrimSpace(string(read("/proc/sys/kernel/random/boot_id")))
 	const before = "11111111-2222-3333-4444-555555555555"
 	earlier := func(b []byte) []byte {
@@ -317,7 +317,7 @@ func TestP5AfterARebootTheBootIDIsTheEvidence(t *testing.T) {
 	}
 	a.edit("session/"+s.id, earlier)
 	edited := 0
-	require.NoError(t, filepath.WalkDir(a.state, func(path string, d os.DirEntry, err error) error {
+	require.NoError(t, filepath.WalkDir(a.State, func(path string, d os.DirEntry, err error) error {
 		if err != nil || !d.Type().IsRegular() || !strings.HasSuffix(path, ".json") || !bytes.Contains(read(path), []byte(boot)) {
 			return nil
 		}
@@ -325,7 +325,7 @@ func TestP5AfterARebootTheBootIDIsTheEvidence(t *testing.T) {
 		return os.WriteFile(path, earlier(read(path)), 0o600)
 	}))
 	require.NotZero(t, edited, "the runtime's own record")
-	a.serve()
+	a.Serve()
 	got := s.settle(r)
 	require.Equal(t, sandboxv1.ExecResult_UNCERTAIN, got.GetStatus(), got.GetReason())
 	evidence := s.get().GetSandbox().GetEvidence()

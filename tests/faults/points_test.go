@@ -45,7 +45,7 @@ func (s *session) next(what string) *sandboxv1.ExecRequest {
 
 // settleAll has every pending exec answered.
 func (s *session) settleAll() {
-	s.t.Helper()
+	s.T.Helper()
 	for _, r := range s.pending {
 		s.open(r.GetExecId())
 		s.settle(r)
@@ -55,7 +55,7 @@ func (s *session) settleAll() {
 
 // gate begins a command that goes on until its gate is opened.
 func (s *session) gate() *sandboxv1.ExecRequest {
-	s.t.Helper()
+	s.T.Helper()
 	s.next("")
 	r := s.current()
 	r.Command += "; " + gated(r.GetExecId())
@@ -82,19 +82,19 @@ func operations() []operation {
 			if s.ran(r.GetExecId()) == 0 {
 				return
 			}
-			s.until("the commit is in the base clone", func() bool {
-				return git(s.t, s.repo, "rev-parse", s.branch) == inWorktree(s, "rev-parse", "HEAD")
+			s.Until("the commit is in the base clone", func() bool {
+				return git(s.T, s.repo, "rev-parse", s.branch) == inWorktree(s, "rev-parse", "HEAD")
 			})
 		},
 	}, {
 		// The host works in the worktree too, before the command: each part of the view is brought in and out.
 		name: "exec with all kinds of Git work", prepare: func(s *session) {
 			name := fmt.Sprintf("host-%s-%d", s.id, s.count)
-			require.NoError(s.t, os.WriteFile(filepath.Join(s.worktree, name), nil, 0o644))
-			require.NoError(s.t, os.Chown(filepath.Join(s.worktree, name), owner, owner))
-			git(s.t, s.worktree, "checkout", "-q", "-b", name)
-			git(s.t, s.worktree, "add", name)
-			git(s.t, s.worktree, "commit", "-q", "-m", name)
+			require.NoError(s.T, os.WriteFile(filepath.Join(s.worktree, name), nil, 0o644))
+			require.NoError(s.T, os.Chown(filepath.Join(s.worktree, name), owner, owner))
+			git(s.T, s.worktree, "checkout", "-q", "-b", name)
+			git(s.T, s.worktree, "add", name)
+			git(s.T, s.worktree, "commit", "-q", "-m", name)
 		},
 		do: func(s *session) {
 			name := fmt.Sprintf("new-%s-%d", s.id, s.count+1)
@@ -107,17 +107,17 @@ func operations() []operation {
 			if s.ran(r.GetExecId()) == 0 {
 				return
 			}
-			s.until("the work is in the base clone", func() bool {
-				return git(s.t, s.repo, "for-each-ref", "--format=%(objectname)", "refs/heads/"+name) == inWorktree(s, "rev-parse", "HEAD")
+			s.Until("the work is in the base clone", func() bool {
+				return git(s.T, s.repo, "for-each-ref", "--format=%(objectname)", "refs/heads/"+name) == inWorktree(s, "rev-parse", "HEAD")
 			})
-			require.Equal(s.t, name, git(s.t, s.worktree, "branch", "--show-current"))
-			require.Equal(s.t, name, git(s.t, s.worktree, "log", "-1", "--format=%s"))
-			require.Contains(s.t, git(s.t, s.worktree, "diff", "--cached", "--name-only"), "staged-"+name)
+			require.Equal(s.T, name, git(s.T, s.worktree, "branch", "--show-current"))
+			require.Equal(s.T, name, git(s.T, s.worktree, "log", "-1", "--format=%s"))
+			require.Contains(s.T, git(s.T, s.worktree, "diff", "--cached", "--name-only"), "staged-"+name)
 		},
 	}, {
 		name: "cancel of a running exec", prepare: func(s *session) { s.gate() },
 		do: func(s *session) {
-			s.client.Execs.CancelExec(context.Background(), &sandboxv1.CancelExecRequest{SessionId: s.id, ExecId: s.current().GetExecId()})
+			s.Client.Execs.CancelExec(context.Background(), &sandboxv1.CancelExecRequest{SessionId: s.id, ExecId: s.current().GetExecId()})
 		},
 		check: (*session).settleAll,
 	}, {
@@ -125,58 +125,58 @@ func operations() []operation {
 			s.gate()
 			r := s.next("")
 			s.start(r)
-			s.until("it waits", func() bool { return slices.Contains(s.get().GetQueuedExecIds(), r.GetExecId()) })
+			s.Until("it waits", func() bool { return slices.Contains(s.get().GetQueuedExecIds(), r.GetExecId()) })
 		},
 		do: func(s *session) {
-			res, err := s.client.Execs.CancelExec(context.Background(), &sandboxv1.CancelExecRequest{SessionId: s.id, ExecId: s.current().GetExecId()})
+			res, err := s.Client.Execs.CancelExec(context.Background(), &sandboxv1.CancelExecRequest{SessionId: s.id, ExecId: s.current().GetExecId()})
 			if err == nil {
-				require.Equal(s.t, sandboxv1.ExecResult_NOT_STARTED, res.GetResult().GetStatus())
-				require.NoError(s.t, s.judge(s.current(), res.GetResult()))
+				require.Equal(s.T, sandboxv1.ExecResult_NOT_STARTED, res.GetResult().GetStatus())
+				require.NoError(s.T, s.judge(s.current(), res.GetResult()))
 			}
 		},
 		check: (*session).settleAll,
 	}, {
 		name: "retire beside a running exec", prepare: func(s *session) { s.gate() },
 		do: func(s *session) {
-			s.client.Sessions.RetireSandbox(context.Background(), &sandboxv1.RetireSandboxRequest{SessionId: s.id})
+			s.Client.Sessions.RetireSandbox(context.Background(), &sandboxv1.RetireSandboxRequest{SessionId: s.id})
 		},
 		check: (*session).settleAll,
 	}, {
 		name: "claim",
 		do: func(s *session) {
 			epoch = s.get().GetOwnerEpoch()
-			res, err := s.client.Sessions.ClaimSession(context.Background(), &sandboxv1.ClaimSessionRequest{SessionId: s.id})
+			res, err := s.Client.Sessions.ClaimSession(context.Background(), &sandboxv1.ClaimSessionRequest{SessionId: s.id})
 			if err == nil {
-				require.Equal(s.t, epoch+1, res.GetSession().GetOwnerEpoch())
+				require.Equal(s.T, epoch+1, res.GetSession().GetOwnerEpoch())
 				epoch++
 			}
 		},
 		check: func(s *session) {
 			now := s.get().GetOwnerEpoch()
-			require.GreaterOrEqual(s.t, now, epoch, "P8: an epoch that was told is never taken back")
-			require.LessOrEqual(s.t, now, epoch+1)
+			require.GreaterOrEqual(s.T, now, epoch, "P8: an epoch that was told is never taken back")
+			require.LessOrEqual(s.T, now, epoch+1)
 			old := s.request("")
 			if old.OwnerEpoch = now - 1; old.OwnerEpoch == 0 {
 				return
 			}
 			_, err := s.exec(old)
-			require.Equal(s.t, connect.CodeFailedPrecondition, codeOf(err), "P8: %v", err)
-			require.Zero(s.t, s.ran(old.GetExecId()), "P8")
+			require.Equal(s.T, connect.CodeFailedPrecondition, codeOf(err), "P8: %v", err)
+			require.Zero(s.T, s.ran(old.GetExecId()), "P8")
 		},
 	}, {
 		name: "exec that needs a new sandbox", prepare: func(s *session) {
-			_, err := s.client.Sessions.RetireSandbox(context.Background(), &sandboxv1.RetireSandboxRequest{SessionId: s.id})
-			require.NoError(s.t, err)
+			_, err := s.Client.Sessions.RetireSandbox(context.Background(), &sandboxv1.RetireSandboxRequest{SessionId: s.id})
+			require.NoError(s.T, err)
 		},
 		do: func(s *session) { s.exec(s.next("")) }, check: (*session).settleAll,
 	}, {
 		name: "trusted Git", do: func(s *session) {
-			s.client.Git.Git(context.Background(), &sandboxv1.GitRequest{SessionId: s.id, Args: []string{"commit", "-q", "--allow-empty", "-m", "trusted"}})
+			s.Client.Git.Git(context.Background(), &sandboxv1.GitRequest{SessionId: s.id, Args: []string{"commit", "-q", "--allow-empty", "-m", "trusted"}})
 		},
 		check: func(s *session) {
 			branch := inWorktree(s, "branch", "--show-current")
-			s.until("the commit is in the base clone", func() bool {
-				return git(s.t, s.repo, "rev-parse", branch) == inWorktree(s, "rev-parse", "HEAD")
+			s.Until("the commit is in the base clone", func() bool {
+				return git(s.T, s.repo, "rev-parse", branch) == inWorktree(s, "rev-parse", "HEAD")
 			})
 		},
 	}, {
@@ -193,16 +193,16 @@ func operations() []operation {
 	}, {
 		name: "create", consumes: true,
 		prepare: func(s *session) { s.destroyed(); *s = *s.unborn(s.repo) },
-		do:      func(s *session) { s.client.Sessions.CreateSession(context.Background(), s.create) },
+		do:      func(s *session) { s.Client.Sessions.CreateSession(context.Background(), s.create) },
 		check: func(s *session) {
 			s.born() // the same request finds it, or makes it
-			require.Equal(s.t, s.branch, inWorktree(s, "branch", "--show-current"))
+			require.Equal(s.T, s.branch, inWorktree(s, "branch", "--show-current"))
 			s.works()
 		},
 	}, {
 		name: "grants", consumes: true, prepare: func(s *session) { s.gate() },
 		do: func(s *session) {
-			s.client.Sessions.UpdateGrants(context.Background(), &sandboxv1.UpdateGrantsRequest{SessionId: s.id, Grants: grants("secret")})
+			s.Client.Sessions.UpdateGrants(context.Background(), &sandboxv1.UpdateGrantsRequest{SessionId: s.id, Grants: grants("secret")})
 		},
 		check: func(s *session) {
 			s.open(s.current().GetExecId())
@@ -210,69 +210,69 @@ func operations() []operation {
 			r := s.request("cat /run/grants/g/f")
 			result, err := s.exec(r)
 			if err != nil {
-				require.Equal(s.t, connect.CodeFailedPrecondition, codeOf(err), "P15: %v", err)
-				require.Equal(s.t, sandboxv1.Session_GRANTS_REQUIRED, s.get().GetState(), "P15")
-				require.Zero(s.t, s.ran(r.GetExecId()), "P15")
+				require.Equal(s.T, connect.CodeFailedPrecondition, codeOf(err), "P15: %v", err)
+				require.Equal(s.T, sandboxv1.Session_GRANTS_REQUIRED, s.get().GetState(), "P15")
+				require.Zero(s.T, s.ran(r.GetExecId()), "P15")
 			} else {
-				require.NoError(s.t, s.judge(r, result))
+				require.NoError(s.T, s.judge(r, result))
 			}
-			_, err = s.client.Sessions.UpdateGrants(context.Background(), &sandboxv1.UpdateGrantsRequest{SessionId: s.id, Grants: grants("again")})
-			require.NoError(s.t, err, s.logText())
+			_, err = s.Client.Sessions.UpdateGrants(context.Background(), &sandboxv1.UpdateGrantsRequest{SessionId: s.id, Grants: grants("again")})
+			require.NoError(s.T, err, s.LogText())
 			r = s.request("cat /run/grants/g/f")
-			require.Equal(s.t, r.GetExecId()+"\nagain", string(s.settle(r).GetStdout()))
+			require.Equal(s.T, r.GetExecId()+"\nagain", string(s.settle(r).GetStdout()))
 			s.settleAll()
 		},
 	}, {
 		name: "delete beside a running exec", consumes: true, prepare: func(s *session) { s.gate() },
 		do: func(s *session) {
-			s.client.Sessions.DeleteSession(context.Background(), &sandboxv1.DeleteSessionRequest{SessionId: s.id})
+			s.Client.Sessions.DeleteSession(context.Background(), &sandboxv1.DeleteSessionRequest{SessionId: s.id})
 		},
 		check: func(s *session) {
 			exec, sandbox := s.current().GetExecId(), s.lastSandbox()
 			s.open(exec)
 			s.deleteAgain(func() error {
-				_, err := s.client.Sessions.DeleteSession(context.Background(), &sandboxv1.DeleteSessionRequest{SessionId: s.id})
+				_, err := s.Client.Sessions.DeleteSession(context.Background(), &sandboxv1.DeleteSessionRequest{SessionId: s.id})
 				return err
 			})
-			require.Empty(s.t, processesOf(sandbox), "P5")
-			require.LessOrEqual(s.t, s.ran(exec), 1)
-			_, err := s.client.Sessions.CreateSession(context.Background(), s.create)
-			require.Equal(s.t, connect.CodeAlreadyExists, codeOf(err), "P7: ids are never used again: %v", err)
+			require.Empty(s.T, processesOf(sandbox), "P5")
+			require.LessOrEqual(s.T, s.ran(exec), 1)
+			_, err := s.Client.Sessions.CreateSession(context.Background(), s.create)
+			require.Equal(s.T, connect.CodeAlreadyExists, codeOf(err), "P7: ids are never used again: %v", err)
 		},
 	}, {
 		name: "delete of a workspace", consumes: true, do: func(s *session) {
-			s.client.Sessions.DeleteWorkspace(context.Background(), &sandboxv1.DeleteWorkspaceRequest{SessionId: s.id, Force: true})
+			s.Client.Sessions.DeleteWorkspace(context.Background(), &sandboxv1.DeleteWorkspaceRequest{SessionId: s.id, Force: true})
 		},
 		check: func(s *session) {
 			sandbox := s.lastSandbox()
 			s.deleteAgain(func() error {
-				_, err := s.client.Sessions.DeleteWorkspace(context.Background(), &sandboxv1.DeleteWorkspaceRequest{SessionId: s.id, Force: true})
+				_, err := s.Client.Sessions.DeleteWorkspace(context.Background(), &sandboxv1.DeleteWorkspaceRequest{SessionId: s.id, Force: true})
 				return err
 			})
-			require.Empty(s.t, processesOf(sandbox), "P5")
-			require.NoDirExists(s.t, s.worktree)
-			require.NotContains(s.t, git(s.t, s.repo, "worktree", "list"), s.worktree)
-			require.NotContains(s.t, git(s.t, s.repo, "for-each-ref"), "refs/sandboxes/"+s.id+"/")
+			require.Empty(s.T, processesOf(sandbox), "P5")
+			require.NoDirExists(s.T, s.worktree)
+			require.NotContains(s.T, git(s.T, s.repo, "worktree", "list"), s.worktree)
+			require.NotContains(s.T, git(s.T, s.repo, "for-each-ref"), "refs/sandboxes/"+s.id+"/")
 		},
 	}}
 }
 
 // deleteAgain completes a deletion that may be complete.
 func (s *session) deleteAgain(call func() error) {
-	s.t.Helper()
+	s.T.Helper()
 	if err := call(); err != nil {
-		require.Equal(s.t, connect.CodeNotFound, codeOf(err), "%v\n%s", err, s.logText())
+		require.Equal(s.T, connect.CodeNotFound, codeOf(err), "%v\n%s", err, s.LogText())
 	}
-	_, err := s.client.Sessions.GetSession(context.Background(), &sandboxv1.GetSessionRequest{SessionId: s.id})
-	require.Equal(s.t, connect.CodeNotFound, codeOf(err), "%v", err)
+	_, err := s.Client.Sessions.GetSession(context.Background(), &sandboxv1.GetSessionRequest{SessionId: s.id})
+	require.Equal(s.T, connect.CodeNotFound, codeOf(err), "%v", err)
 	s.pending, s.answers = nil, map[string]*answered{}
 }
 
 // inWorktree asks Git in the private Git folder that the session has mounted: the base clone's own has what was harvested.
 func inWorktree(s *session, args ...string) string {
-	s.t.Helper()
-	res, err := s.client.Git.Git(context.Background(), &sandboxv1.GitRequest{SessionId: s.id, Args: args})
-	require.NoError(s.t, err, s.logText())
+	s.T.Helper()
+	res, err := s.Client.Git.Git(context.Background(), &sandboxv1.GitRequest{SessionId: s.id, Args: args})
+	require.NoError(s.T, err, s.LogText())
 	return string(trim(res.GetStdout()))
 }
 
@@ -291,7 +291,7 @@ type crashCase struct {
 }
 
 func (c *crashCase) fresh() *session {
-	c.t.Helper()
+	c.T.Helper()
 	if c.s == nil {
 		c.s = c.session(c.repo)
 	}
@@ -301,7 +301,7 @@ func (c *crashCase) fresh() *session {
 // run makes an operation; with at, the agent is to die at that point. It says whether it did, and without at where the
 // agent came by until the operation was answered.
 func (c *crashCase) run(op operation, at string, count int) (died bool, passed []string) {
-	c.t.Helper()
+	c.T.Helper()
 	s := c.fresh()
 	if op.prepare != nil {
 		op.prepare(s)
@@ -309,7 +309,7 @@ func (c *crashCase) run(op operation, at string, count int) (died bool, passed [
 	s.noteSandbox()
 	c.passed()
 	if op.starts {
-		c.kill()
+		c.Kill()
 		op.do(s)
 	}
 	if at != "" {
@@ -327,7 +327,7 @@ func (c *crashCase) run(op operation, at string, count int) (died bool, passed [
 		c.disarm()
 	}
 	if died {
-		c.serve()
+		c.Serve()
 	}
 	op.check(s)
 	s.pending = nil
@@ -342,21 +342,21 @@ func (c *crashCase) run(op operation, at string, count int) (died bool, passed [
 
 // start starts the agent, and waits until it has come to a point, or has begun to look after the last of what it found.
 func (c *crashCase) start(at string) {
-	c.t.Helper()
+	c.T.Helper()
 	if at == "" {
 		at = "recover.intent"
 	}
-	c.launch()
-	c.until("it answers or dies", func() bool {
-		return c.isDead() || c.answers() && bytes.Contains(read(c.points), []byte(at+"\n"))
+	c.Launch()
+	c.Until("it answers or dies", func() bool {
+		return c.Dead() || c.Answers() && bytes.Contains(read(c.points), []byte(at+"\n"))
 	})
 }
 
 // dies waits for a death that is under way: the connection is lost before the process is.
 func (c *crashCase) dies() bool {
 	for range 3 {
-		if !c.answers() {
-			<-c.ended
+		if !c.Answers() {
+			<-c.Ended
 			return true
 		}
 	}
@@ -365,8 +365,8 @@ func (c *crashCase) dies() bool {
 
 // end deletes the session, if there still is one.
 func (c *crashCase) end() {
-	c.t.Helper()
-	if _, err := c.client.Sessions.GetSession(context.Background(), &sandboxv1.GetSessionRequest{SessionId: c.s.id}); err == nil {
+	c.T.Helper()
+	if _, err := c.Client.Sessions.GetSession(context.Background(), &sandboxv1.GetSessionRequest{SessionId: c.s.id}); err == nil {
 		c.s.destroyed()
 	}
 	c.s = nil
@@ -397,7 +397,7 @@ func TestP6AnAgentThatIsKilledBetweenAnyTwoStepsNeverLiesAfterwards(t *testing.T
 	deaths, tried := 0, 0
 	for _, op := range operations() {
 		t.Run(op.name, func(t *testing.T) {
-			c.t = t
+			c.T = t
 			_, passed := c.run(op, "", 0)
 			order, times := pointsOf(passed)
 			require.NotEmpty(t, order, op.name)
@@ -415,7 +415,7 @@ func TestP6AnAgentThatIsKilledBetweenAnyTwoStepsNeverLiesAfterwards(t *testing.T
 				}
 			}
 		})
-		c.t = t
+		c.T = t
 		if t.Failed() {
 			return
 		}
@@ -469,21 +469,21 @@ func TestP6AnAgentThatIsKilledWhileItTakesAFirstSandboxBack(t *testing.T) {
 	a := newAgent(t, "")
 	repo := testkit.Repo(t, owner)
 	s := a.unborn(repo)
-	receipts := filepath.Join(a.state, "receipts")
+	receipts := filepath.Join(a.State, "receipts")
 	require.NoError(t, unix.Mount("tmpfs", receipts, "tmpfs", unix.MS_RDONLY, ""))
 	t.Cleanup(func() { _ = unix.Unmount(receipts, unix.MNT_DETACH) })
 
-	_, err := s.client.Sessions.CreateSession(context.Background(), s.create)
+	_, err := s.Client.Sessions.CreateSession(context.Background(), s.create)
 	require.Equal(t, connect.CodeUnavailable, codeOf(err), "P14: %v", err)
 	require.NoDirExists(t, s.worktree, "what was made for it is gone")
 	s = a.unborn(repo)
 	a.arm("undo.undone", 1)
-	_, err = s.client.Sessions.CreateSession(context.Background(), s.create)
+	_, err = s.Client.Sessions.CreateSession(context.Background(), s.create)
 	require.True(t, lost(err), "%v", err)
-	<-a.ended
+	<-a.Ended
 	a.disarm()
 	require.NoError(t, unix.Unmount(receipts, unix.MNT_DETACH))
-	a.serve()
+	a.Serve()
 	require.Equal(t, sandboxv1.Session_IDLE, s.get().GetState())
 	s.destroyed()
 	again := a.unborn(repo)
@@ -500,30 +500,30 @@ func TestP6AnAgentThatIsKilledWhileItRemovesASandboxThatNobodyOwns(t *testing.T)
 	s := a.session(testkit.Repo(t, owner))
 	s.works()
 	sandbox := s.get().GetSandbox().GetId()
-	a.kill()
+	a.Kill()
 	a.edit("session/"+s.id, func([]byte) []byte { return nil })
 	a.arm("recover.removed", 1)
-	a.launch()
-	<-a.ended
+	a.Launch()
+	<-a.Ended
 	a.disarm()
-	a.serve()
+	a.Serve()
 	require.Empty(t, processesOf(sandbox))
-	require.NoDirExists(t, filepath.Join(a.state, "sandboxes", sandbox))
+	require.NoDirExists(t, filepath.Join(a.State, "sandboxes", sandbox))
 }
 
 // edit changes a record of the journal of an agent that is dead; nil deletes it.
 func (a *agent) edit(key string, change func([]byte) []byte) {
-	a.t.Helper()
-	j, err := journal.Open(filepath.Join(a.state, "journal"), quiet())
-	require.NoError(a.t, err)
+	a.T.Helper()
+	j, err := journal.Open(filepath.Join(a.State, "journal"), quiet())
+	require.NoError(a.T, err)
 	value, err := j.Get(key)
-	require.NoError(a.t, err)
+	require.NoError(a.T, err)
 	op := journal.Delete(key)
 	if value = change(value); value != nil {
 		op = journal.Set(key, value)
 	}
-	require.NoError(a.t, j.Update(context.Background(), true, op))
-	require.NoError(a.t, j.Close())
+	require.NoError(a.T, j.Update(context.Background(), true, op))
+	require.NoError(a.T, j.Close())
 }
 
 // Records that expire leave a digest: the id is known as long as the session, and nothing of it runs again.
@@ -542,9 +542,9 @@ func TestP7AnAgentThatIsKilledWhileRecordsExpire(t *testing.T) {
 				require.True(t, lost(err) || codeOf(err) == connect.CodeFailedPrecondition, "%v", err)
 			}
 		}
-		a.until("the agent dies in the sweep, which comes by itself", a.isDead)
+		a.Until("the agent dies in the sweep, which comes by itself", a.Dead)
 		a.disarm()
-		a.serve()
+		a.Serve()
 		for _, r := range requests {
 			if s.ran(r.GetExecId()) == 0 {
 				continue // the agent was dead by then

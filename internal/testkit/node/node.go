@@ -212,8 +212,15 @@ func (a *Agent) deleteSessions() {
 		return
 	}
 	for _, s := range list.GetSessions() {
-		if _, err := a.Client.Sessions.DeleteSession(ctx, &sandboxv1.DeleteSessionRequest{SessionId: s.GetSessionId()}); err != nil {
+		if err := a.deleteSession(s.GetSessionId()); err != nil {
 			a.T.Errorf("deleting session %s: %v", s.GetSessionId(), err)
 		}
 	}
+}
+
+func (a *Agent) deleteSession(id string) error {
+	ctx, cancel := context.WithTimeout(context.Background(), Patience)
+	defer cancel()
+	_, err := a.Client.Sessions.DeleteSession(ctx, &sandboxv1.DeleteSessionRequest{SessionId: id})
+	return err
 }
