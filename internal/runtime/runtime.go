@@ -18,7 +18,50 @@ var (
 	ErrNotFound = errors.New("sandbox not found")
 	// ErrNoEvidence: the sandbox could not be seen to be gone.
 	ErrNoEvidence = errors.New("no evidence that the sandbox is gone")
+	// ErrUnreachable: what hosts the sandboxes (containerd) does not answer. That says nothing of any sandbox: they go on,
+	// or are gone, and the runtime is asked again later.
+	ErrUnreachable = errors.New("the runtime can't be reached")
+	// ErrSwapped: a program that goes into the sandbox is not the one that the agent was started with.
+	ErrSwapped = errors.New("not the program that the agent was started with")
 )
+
+// Isolation is the class of what stands between a command and the node's kernel. A higher one is stronger.
+type Isolation int
+
+const (
+	// Namespaces: the command's system calls reach the node's kernel, which keeps it in namespaces, cgroups and seccomp.
+	Namespaces Isolation = iota + 1
+	// SeparateKernel: another kernel answers the command's system calls, be it a program (gVisor) or a guest's.
+	SeparateKernel
+	// VirtualMachine: that kernel is a guest's, and hardware virtualisation keeps it from the node's.
+	VirtualMachine
+)
+
+// Suffices says whether a sandbox of class i may host a session that asks for at least floor; 0 asks for nothing.
+func (i Isolation) Suffices(floor Isolation) bool { return i >= floor }
+
+func (i Isolation) String() string {
+	switch i {
+	case Namespaces:
+		return "namespaces"
+	case SeparateKernel:
+		return "separate-kernel"
+	case VirtualMachine:
+		return "virtual-machine"
+	}
+	return "unknown"
+}
+
+// Concession is a part of a promise that a class of sandboxes can't keep by its nature, declared beforehand. Whatever is
+// not declared has to be proven before a sandbox is ready.
+type Concession struct {
+	Promise string `json:"promise"` // "P3", "P10" …
+	// What is the thing that can't hold, in the very words of the proof's item where the proof looks at it
+	// (receiptdv1.ProofItem.What); an item of other words is no part of the concession.
+	What string `json:"what"`
+	// Why it can't, and what is there instead: for an operator who decides whether that is enough.
+	Why string `json:"why"`
+}
 
 // IDs are the ids of one sandbox. Inside, receiptd is 0, pid1 is Pid1UID and commands are CommandUID.
 type IDs struct {
@@ -50,7 +93,7 @@ type Spec struct {
 	SandboxID  string // also the container's id: [a-z0-9-], fixed length
 	SessionID  string
 	Generation uint64
-	// Rootfs is "host" or the absolute path of a folder.
+	// Rootfs is "host", the absolute path of a folder, or the reference of an image; RootfsKind tells them apart.
 	Rootfs    string
 	IDs       IDs
 	Workspace mounts.Plan
@@ -66,6 +109,9 @@ type Spec struct {
 	ReceiptsDir string
 	// Receiptd and Pid1 are host paths of the static binaries.
 	Receiptd, Pid1 string
+	// ReceiptdSHA256 and Pid1SHA256 are what these are to be, lower-case hex: Create fails with ErrSwapped when what it
+	// mounts is something else. Empty: whatever is there.
+	ReceiptdSHA256, Pid1SHA256 string
 }
 
 // Grant is a folder of files below GrantsPath.
@@ -104,6 +150,20 @@ type Identity struct {
 	Cgroups     []string  `json:"cgroups"`   // absolute cgroup folders that hold everything of the sandbox
 	Dir         string    `json:"dir"`
 	StartedAt   time.Time `json:"startedAt"`
+	// Provenance is what it was made of; zero in records of agents that did not look yet.
+	Provenance Provenance `json:"provenance,omitzero"`
+}
+
+// Provenance is what a sandbox was made of, as its runtime saw it when it was started.
+type Provenance struct {
+	Rootfs     string     `json:"rootfs"` // as it is configured
+	RootfsKind RootfsKind `json:"rootfsKind"`
+	// RootfsDigest is an image's: "sha256:" and lower-case hex. Empty for a folder and for the node's own files, whose
+	// content nobody has hashed.
+	RootfsDigest string `json:"rootfsDigest,omitempty"`
+	// ReceiptdSHA256 and Pid1SHA256 are of the programs as they were mounted, lower-case hex.
+	ReceiptdSHA256 string `json:"receiptdSha256"`
+	Pid1SHA256     string `json:"pid1Sha256"`
 }
 
 // EvidenceItem is one observation that a sandbox is gone.
@@ -124,7 +184,7 @@ type Evidence struct {
 // Sandbox is a running container. Its methods are safe for concurrent use.
 type Sandbox interface {
 	Identity() Identity
-	// Dial opens a connection to receiptd.
+	// Dial opens a connection to receiptd. ErrUnreachable: the sandbox may be well, ask again later.
 	Dial(ctx context.Context) (net.Conn, error)
 	// View is the part of receiptd's Init request that the runtime decides: cgroup slots, ids, what to hide.
 	View() *receiptdv1.View
@@ -138,14 +198,26 @@ type Sandbox interface {
 }
 
 // Runtime hosts sandboxes.
+//
+// Making one reaches for nothing outside the agent: what does the work (containerd) may be down then, and come later.
+// Methods that need it fail with ErrUnreachable meanwhile, after a bounded time.
 type Runtime interface {
+	// Name is how the configuration and the records call it: "embedded", "runc", "gvisor", "kata".
 	Name() string
-	// Check says whether this node can host sandboxes; an error wraps ErrUnavailable and names the remedy.
+	// Isolation is the class of its sandboxes. It never changes.
+	Isolation() Isolation
+	// Concessions are what its sandboxes can't keep by their nature, by promise; none for a runtime that keeps them all.
+	Concessions() []Concession
+	// TakesRootfs says whether sandboxes can be made of this root file system, by its kind alone; an error wraps
+	// ErrUnavailable and says what can.
+	TakesRootfs(kind RootfsKind) error
+	// Check says whether this node can host sandboxes; an error wraps ErrUnavailable or ErrUnreachable and names the
+	// remedy.
 	Check(ctx context.Context) error
 	// Create starts a sandbox: when it returns, receiptd listens. On an error nothing of it is left.
 	Create(ctx context.Context, spec Spec) (Sandbox, error)
 	// Load finds a sandbox that an earlier agent started. ErrNotFound: it is not running any more; ask Remove for the
-	// evidence.
+	// evidence. ErrUnreachable: ask again later.
 	Load(ctx context.Context, id Identity) (Sandbox, error)
 	// Remove ends whatever is left of a sandbox, also one whose start was cut short (an Identity with only SandboxID
 	// and Dir set), and answers with the evidence that it is gone.

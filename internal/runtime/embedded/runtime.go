@@ -38,7 +38,9 @@ type Options struct {
 	// CgroupParent is the cgroup below which sandboxes live in every hierarchy; "/sandbox-agent" by default. It is not
 	// the agent's own cgroup, so that sandboxes outlive the agent's unit.
 	CgroupParent string
-	Log          *slog.Logger
+	// Name is how it is called; Name (the constant) by default. Two of them on one node need two StateDirs as well.
+	Name string
+	Log  *slog.Logger
 }
 
 // Runtime hosts sandboxes with libcontainer.
@@ -62,6 +64,9 @@ func New(opts Options) (*Runtime, error) {
 	}
 	if opts.Log == nil {
 		opts.Log = slog.New(slog.DiscardHandler)
+	}
+	if opts.Name == "" {
+		opts.Name = Name
 	}
 	r := &Runtime{opts: opts, log: opts.Log}
 	for _, dir := range []string{filepath.Join(opts.StateDir, "records"), r.containersDir(), r.rootMount()} {
@@ -89,8 +94,17 @@ func openCgroupRoot() {
 	}
 }
 
-// Name answers "embedded".
-func (r *Runtime) Name() string { return Name }
+// Name answers "embedded", or what Options say.
+func (r *Runtime) Name() string { return r.opts.Name }
+
+// Isolation answers runtime.Namespaces: commands run on the node's kernel.
+func (r *Runtime) Isolation() runtime.Isolation { return runtime.Namespaces }
+
+// Concessions answers none.
+func (r *Runtime) Concessions() []runtime.Concession { return nil }
+
+// TakesRootfs refuses images; see runtime.Runtime.
+func (r *Runtime) TakesRootfs(kind runtime.RootfsKind) error { return takesRootfs(kind) }
 
 func (r *Runtime) containersDir() string { return filepath.Join(r.opts.StateDir, "containers") }
 
@@ -178,7 +192,7 @@ func (r *Runtime) create(ctx context.Context, spec runtime.Spec) (*Sandbox, erro
 		return nil, err
 	}
 	rec := record{Cgroup: r.cgroup(spec.SandboxID), Identity: runtime.Identity{
-		Runtime: Name, SandboxID: spec.SandboxID, ContainerID: spec.SandboxID, BootID: boot, Dir: spec.Dir,
+		Runtime: r.opts.Name, SandboxID: spec.SandboxID, ContainerID: spec.SandboxID, BootID: boot, Dir: spec.Dir,
 		Cgroups: treeOf(all, r.cgroup(spec.SandboxID)).dirs,
 	}}
 	if err := r.writeRecord(rec); err != nil {

@@ -272,7 +272,7 @@ func (r *Runtime) remains(id runtime.Identity) (record, error) {
 	// Also where an earlier agent, with another cgroup parent, has put it. Nothing but a cgroup of this very id.
 	rec.Identity.Cgroups = slices.DeleteFunc(unique(append(rec.Identity.Cgroups, treeOf(all, rec.Cgroup).dirs...)),
 		func(dir string) bool { return filepath.Base(dir) != id.SandboxID })
-	rec.Identity.Runtime, rec.Identity.ContainerID = Name, id.SandboxID
+	rec.Identity.Runtime, rec.Identity.ContainerID = r.opts.Name, id.SandboxID
 	return rec, nil
 }
 
@@ -329,7 +329,7 @@ type evidence struct {
 }
 
 func newEvidence(id runtime.Identity) *evidence {
-	return &evidence{runtime.Evidence{Runtime: Name, ContainerID: id.ContainerID}}
+	return &evidence{runtime.Evidence{Runtime: id.Runtime, ContainerID: id.ContainerID}}
 }
 
 func (e *evidence) add(source, format string, args ...any) {

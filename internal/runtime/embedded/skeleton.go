@@ -57,6 +57,15 @@ func remember(list lister) lister {
 	}
 }
 
+// takesRootfs refuses images, which nothing here can unpack.
+func takesRootfs(kind runtime.RootfsKind) error {
+	if kind != runtime.RootfsImage {
+		return nil
+	}
+	return fmt.Errorf("%w: the embedded runtime takes \"host\" or the absolute path of a folder as rootfs, and no image: name a runtime of containerd (runc, gvisor, kata), which takes one, or unpack it into a folder",
+		runtime.ErrUnavailable)
+}
+
 // planRoot decides the skeleton of a sandbox's root file system and says where its binds come from.
 func planRoot(spec runtime.Spec) (skeleton, string, error) {
 	if err := checkPlaces(spec.Workspace); err != nil {
@@ -66,8 +75,8 @@ func planRoot(spec runtime.Spec) (skeleton, string, error) {
 	if spec.Rootfs == "host" {
 		return hostSkeleton(listFrom("/"), required, spec.IDs), "/", nil
 	}
-	if !filepath.IsAbs(spec.Rootfs) {
-		return skeleton{}, "", fmt.Errorf("root file system %q: %w: give \"host\" or the absolute path of a folder (rootfs)", spec.Rootfs, runtime.ErrUnavailable)
+	if err := takesRootfs(runtime.KindOfRootfs(spec.Rootfs)); err != nil {
+		return skeleton{}, "", fmt.Errorf("root file system %q: %w", spec.Rootfs, err)
 	}
 	top, err := mounts.OpenSource(spec.Rootfs)
 	if err != nil {
