@@ -531,19 +531,103 @@ func (x *Limits) GetMaxTimeoutMs() uint64 {
 	return 0
 }
 
+// Provenance is what the sandbox was made of, as its runtime saw it. receiptd can't check it: it signs what it was told at
+// its first Init.
+type Provenance struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// "host", a folder, or an image's reference.
+	Rootfs string `protobuf:"bytes,1,opt,name=rootfs,proto3" json:"rootfs,omitempty"`
+	// "host", "folder" or "image".
+	RootfsKind string `protobuf:"bytes,2,opt,name=rootfs_kind,json=rootfsKind,proto3" json:"rootfs_kind,omitempty"`
+	// An image's: "sha256:" and lower-case hex.
+	RootfsDigest string `protobuf:"bytes,3,opt,name=rootfs_digest,json=rootfsDigest,proto3" json:"rootfs_digest,omitempty"`
+	// SHA-256 of the two programs, lower-case hex.
+	ReceiptdSha256 string `protobuf:"bytes,4,opt,name=receiptd_sha256,json=receiptdSha256,proto3" json:"receiptd_sha256,omitempty"`
+	Pid1Sha256     string `protobuf:"bytes,5,opt,name=pid1_sha256,json=pid1Sha256,proto3" json:"pid1_sha256,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
+}
+
+func (x *Provenance) Reset() {
+	*x = Provenance{}
+	mi := &file_receiptd_v1_receiptd_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Provenance) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Provenance) ProtoMessage() {}
+
+func (x *Provenance) ProtoReflect() protoreflect.Message {
+	mi := &file_receiptd_v1_receiptd_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Provenance.ProtoReflect.Descriptor instead.
+func (*Provenance) Descriptor() ([]byte, []int) {
+	return file_receiptd_v1_receiptd_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *Provenance) GetRootfs() string {
+	if x != nil {
+		return x.Rootfs
+	}
+	return ""
+}
+
+func (x *Provenance) GetRootfsKind() string {
+	if x != nil {
+		return x.RootfsKind
+	}
+	return ""
+}
+
+func (x *Provenance) GetRootfsDigest() string {
+	if x != nil {
+		return x.RootfsDigest
+	}
+	return ""
+}
+
+func (x *Provenance) GetReceiptdSha256() string {
+	if x != nil {
+		return x.ReceiptdSha256
+	}
+	return ""
+}
+
+func (x *Provenance) GetPid1Sha256() string {
+	if x != nil {
+		return x.Pid1Sha256
+	}
+	return ""
+}
+
 type InitRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Identity      *Identity              `protobuf:"bytes,1,opt,name=identity,proto3" json:"identity,omitempty"`
-	AttachEpoch   uint64                 `protobuf:"varint,2,opt,name=attach_epoch,json=attachEpoch,proto3" json:"attach_epoch,omitempty"`
-	View          *View                  `protobuf:"bytes,3,opt,name=view,proto3" json:"view,omitempty"`
-	Limits        *Limits                `protobuf:"bytes,4,opt,name=limits,proto3" json:"limits,omitempty"`
+	state       protoimpl.MessageState `protogen:"open.v1"`
+	Identity    *Identity              `protobuf:"bytes,1,opt,name=identity,proto3" json:"identity,omitempty"`
+	AttachEpoch uint64                 `protobuf:"varint,2,opt,name=attach_epoch,json=attachEpoch,proto3" json:"attach_epoch,omitempty"`
+	View        *View                  `protobuf:"bytes,3,opt,name=view,proto3" json:"view,omitempty"`
+	Limits      *Limits                `protobuf:"bytes,4,opt,name=limits,proto3" json:"limits,omitempty"`
+	// Of the first Init; later ones are not compared with it.
+	Provenance    *Provenance `protobuf:"bytes,5,opt,name=provenance,proto3" json:"provenance,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *InitRequest) Reset() {
 	*x = InitRequest{}
-	mi := &file_receiptd_v1_receiptd_proto_msgTypes[5]
+	mi := &file_receiptd_v1_receiptd_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -555,7 +639,7 @@ func (x *InitRequest) String() string {
 func (*InitRequest) ProtoMessage() {}
 
 func (x *InitRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_receiptd_v1_receiptd_proto_msgTypes[5]
+	mi := &file_receiptd_v1_receiptd_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -568,7 +652,7 @@ func (x *InitRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InitRequest.ProtoReflect.Descriptor instead.
 func (*InitRequest) Descriptor() ([]byte, []int) {
-	return file_receiptd_v1_receiptd_proto_rawDescGZIP(), []int{5}
+	return file_receiptd_v1_receiptd_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *InitRequest) GetIdentity() *Identity {
@@ -599,6 +683,13 @@ func (x *InitRequest) GetLimits() *Limits {
 	return nil
 }
 
+func (x *InitRequest) GetProvenance() *Provenance {
+	if x != nil {
+		return x.Provenance
+	}
+	return nil
+}
+
 type InitResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Ed25519, 32 bytes. Made by receiptd at its start; the private half never leaves it.
@@ -616,7 +707,7 @@ type InitResponse struct {
 
 func (x *InitResponse) Reset() {
 	*x = InitResponse{}
-	mi := &file_receiptd_v1_receiptd_proto_msgTypes[6]
+	mi := &file_receiptd_v1_receiptd_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -628,7 +719,7 @@ func (x *InitResponse) String() string {
 func (*InitResponse) ProtoMessage() {}
 
 func (x *InitResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_receiptd_v1_receiptd_proto_msgTypes[6]
+	mi := &file_receiptd_v1_receiptd_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -641,7 +732,7 @@ func (x *InitResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InitResponse.ProtoReflect.Descriptor instead.
 func (*InitResponse) Descriptor() ([]byte, []int) {
-	return file_receiptd_v1_receiptd_proto_rawDescGZIP(), []int{6}
+	return file_receiptd_v1_receiptd_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *InitResponse) GetPublicKey() []byte {
@@ -694,7 +785,7 @@ type SealState struct {
 
 func (x *SealState) Reset() {
 	*x = SealState{}
-	mi := &file_receiptd_v1_receiptd_proto_msgTypes[7]
+	mi := &file_receiptd_v1_receiptd_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -706,7 +797,7 @@ func (x *SealState) String() string {
 func (*SealState) ProtoMessage() {}
 
 func (x *SealState) ProtoReflect() protoreflect.Message {
-	mi := &file_receiptd_v1_receiptd_proto_msgTypes[7]
+	mi := &file_receiptd_v1_receiptd_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -719,7 +810,7 @@ func (x *SealState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SealState.ProtoReflect.Descriptor instead.
 func (*SealState) Descriptor() ([]byte, []int) {
-	return file_receiptd_v1_receiptd_proto_rawDescGZIP(), []int{7}
+	return file_receiptd_v1_receiptd_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *SealState) GetPath() string {
@@ -773,7 +864,7 @@ type ProveRequest struct {
 
 func (x *ProveRequest) Reset() {
 	*x = ProveRequest{}
-	mi := &file_receiptd_v1_receiptd_proto_msgTypes[8]
+	mi := &file_receiptd_v1_receiptd_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -785,7 +876,7 @@ func (x *ProveRequest) String() string {
 func (*ProveRequest) ProtoMessage() {}
 
 func (x *ProveRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_receiptd_v1_receiptd_proto_msgTypes[8]
+	mi := &file_receiptd_v1_receiptd_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -798,7 +889,7 @@ func (x *ProveRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProveRequest.ProtoReflect.Descriptor instead.
 func (*ProveRequest) Descriptor() ([]byte, []int) {
-	return file_receiptd_v1_receiptd_proto_rawDescGZIP(), []int{8}
+	return file_receiptd_v1_receiptd_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *ProveRequest) GetAttachEpoch() uint64 {
@@ -820,7 +911,7 @@ type ProofItem struct {
 
 func (x *ProofItem) Reset() {
 	*x = ProofItem{}
-	mi := &file_receiptd_v1_receiptd_proto_msgTypes[9]
+	mi := &file_receiptd_v1_receiptd_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -832,7 +923,7 @@ func (x *ProofItem) String() string {
 func (*ProofItem) ProtoMessage() {}
 
 func (x *ProofItem) ProtoReflect() protoreflect.Message {
-	mi := &file_receiptd_v1_receiptd_proto_msgTypes[9]
+	mi := &file_receiptd_v1_receiptd_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -845,7 +936,7 @@ func (x *ProofItem) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProofItem.ProtoReflect.Descriptor instead.
 func (*ProofItem) Descriptor() ([]byte, []int) {
-	return file_receiptd_v1_receiptd_proto_rawDescGZIP(), []int{9}
+	return file_receiptd_v1_receiptd_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *ProofItem) GetPromise() string {
@@ -885,7 +976,7 @@ type ProveResponse struct {
 
 func (x *ProveResponse) Reset() {
 	*x = ProveResponse{}
-	mi := &file_receiptd_v1_receiptd_proto_msgTypes[10]
+	mi := &file_receiptd_v1_receiptd_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -897,7 +988,7 @@ func (x *ProveResponse) String() string {
 func (*ProveResponse) ProtoMessage() {}
 
 func (x *ProveResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_receiptd_v1_receiptd_proto_msgTypes[10]
+	mi := &file_receiptd_v1_receiptd_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -910,7 +1001,7 @@ func (x *ProveResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProveResponse.ProtoReflect.Descriptor instead.
 func (*ProveResponse) Descriptor() ([]byte, []int) {
-	return file_receiptd_v1_receiptd_proto_rawDescGZIP(), []int{10}
+	return file_receiptd_v1_receiptd_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *ProveResponse) GetItems() []*ProofItem {
@@ -944,7 +1035,7 @@ type ExecRequest struct {
 
 func (x *ExecRequest) Reset() {
 	*x = ExecRequest{}
-	mi := &file_receiptd_v1_receiptd_proto_msgTypes[11]
+	mi := &file_receiptd_v1_receiptd_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -956,7 +1047,7 @@ func (x *ExecRequest) String() string {
 func (*ExecRequest) ProtoMessage() {}
 
 func (x *ExecRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_receiptd_v1_receiptd_proto_msgTypes[11]
+	mi := &file_receiptd_v1_receiptd_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -969,7 +1060,7 @@ func (x *ExecRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecRequest.ProtoReflect.Descriptor instead.
 func (*ExecRequest) Descriptor() ([]byte, []int) {
-	return file_receiptd_v1_receiptd_proto_rawDescGZIP(), []int{11}
+	return file_receiptd_v1_receiptd_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *ExecRequest) GetAttachEpoch() uint64 {
@@ -1055,7 +1146,7 @@ type Output struct {
 
 func (x *Output) Reset() {
 	*x = Output{}
-	mi := &file_receiptd_v1_receiptd_proto_msgTypes[12]
+	mi := &file_receiptd_v1_receiptd_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1067,7 +1158,7 @@ func (x *Output) String() string {
 func (*Output) ProtoMessage() {}
 
 func (x *Output) ProtoReflect() protoreflect.Message {
-	mi := &file_receiptd_v1_receiptd_proto_msgTypes[12]
+	mi := &file_receiptd_v1_receiptd_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1080,7 +1171,7 @@ func (x *Output) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Output.ProtoReflect.Descriptor instead.
 func (*Output) Descriptor() ([]byte, []int) {
-	return file_receiptd_v1_receiptd_proto_rawDescGZIP(), []int{12}
+	return file_receiptd_v1_receiptd_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *Output) GetStream() Stream {
@@ -1123,7 +1214,7 @@ type Done struct {
 
 func (x *Done) Reset() {
 	*x = Done{}
-	mi := &file_receiptd_v1_receiptd_proto_msgTypes[13]
+	mi := &file_receiptd_v1_receiptd_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1135,7 +1226,7 @@ func (x *Done) String() string {
 func (*Done) ProtoMessage() {}
 
 func (x *Done) ProtoReflect() protoreflect.Message {
-	mi := &file_receiptd_v1_receiptd_proto_msgTypes[13]
+	mi := &file_receiptd_v1_receiptd_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1148,7 +1239,7 @@ func (x *Done) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Done.ProtoReflect.Descriptor instead.
 func (*Done) Descriptor() ([]byte, []int) {
-	return file_receiptd_v1_receiptd_proto_rawDescGZIP(), []int{13}
+	return file_receiptd_v1_receiptd_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *Done) GetExecId() string {
@@ -1176,7 +1267,7 @@ type NotStarted struct {
 
 func (x *NotStarted) Reset() {
 	*x = NotStarted{}
-	mi := &file_receiptd_v1_receiptd_proto_msgTypes[14]
+	mi := &file_receiptd_v1_receiptd_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1188,7 +1279,7 @@ func (x *NotStarted) String() string {
 func (*NotStarted) ProtoMessage() {}
 
 func (x *NotStarted) ProtoReflect() protoreflect.Message {
-	mi := &file_receiptd_v1_receiptd_proto_msgTypes[14]
+	mi := &file_receiptd_v1_receiptd_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1201,7 +1292,7 @@ func (x *NotStarted) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NotStarted.ProtoReflect.Descriptor instead.
 func (*NotStarted) Descriptor() ([]byte, []int) {
-	return file_receiptd_v1_receiptd_proto_rawDescGZIP(), []int{14}
+	return file_receiptd_v1_receiptd_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *NotStarted) GetExecId() string {
@@ -1229,7 +1320,7 @@ type Lost struct {
 
 func (x *Lost) Reset() {
 	*x = Lost{}
-	mi := &file_receiptd_v1_receiptd_proto_msgTypes[15]
+	mi := &file_receiptd_v1_receiptd_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1241,7 +1332,7 @@ func (x *Lost) String() string {
 func (*Lost) ProtoMessage() {}
 
 func (x *Lost) ProtoReflect() protoreflect.Message {
-	mi := &file_receiptd_v1_receiptd_proto_msgTypes[15]
+	mi := &file_receiptd_v1_receiptd_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1254,7 +1345,7 @@ func (x *Lost) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Lost.ProtoReflect.Descriptor instead.
 func (*Lost) Descriptor() ([]byte, []int) {
-	return file_receiptd_v1_receiptd_proto_rawDescGZIP(), []int{15}
+	return file_receiptd_v1_receiptd_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *Lost) GetExecId() string {
@@ -1286,7 +1377,7 @@ type ExecEvent struct {
 
 func (x *ExecEvent) Reset() {
 	*x = ExecEvent{}
-	mi := &file_receiptd_v1_receiptd_proto_msgTypes[16]
+	mi := &file_receiptd_v1_receiptd_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1298,7 +1389,7 @@ func (x *ExecEvent) String() string {
 func (*ExecEvent) ProtoMessage() {}
 
 func (x *ExecEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_receiptd_v1_receiptd_proto_msgTypes[16]
+	mi := &file_receiptd_v1_receiptd_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1311,7 +1402,7 @@ func (x *ExecEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecEvent.ProtoReflect.Descriptor instead.
 func (*ExecEvent) Descriptor() ([]byte, []int) {
-	return file_receiptd_v1_receiptd_proto_rawDescGZIP(), []int{16}
+	return file_receiptd_v1_receiptd_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *ExecEvent) GetEvent() isExecEvent_Event {
@@ -1395,7 +1486,7 @@ type CancelRequest struct {
 
 func (x *CancelRequest) Reset() {
 	*x = CancelRequest{}
-	mi := &file_receiptd_v1_receiptd_proto_msgTypes[17]
+	mi := &file_receiptd_v1_receiptd_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1407,7 +1498,7 @@ func (x *CancelRequest) String() string {
 func (*CancelRequest) ProtoMessage() {}
 
 func (x *CancelRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_receiptd_v1_receiptd_proto_msgTypes[17]
+	mi := &file_receiptd_v1_receiptd_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1420,7 +1511,7 @@ func (x *CancelRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelRequest.ProtoReflect.Descriptor instead.
 func (*CancelRequest) Descriptor() ([]byte, []int) {
-	return file_receiptd_v1_receiptd_proto_rawDescGZIP(), []int{17}
+	return file_receiptd_v1_receiptd_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *CancelRequest) GetAttachEpoch() uint64 {
@@ -1447,7 +1538,7 @@ type CancelResponse struct {
 
 func (x *CancelResponse) Reset() {
 	*x = CancelResponse{}
-	mi := &file_receiptd_v1_receiptd_proto_msgTypes[18]
+	mi := &file_receiptd_v1_receiptd_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1459,7 +1550,7 @@ func (x *CancelResponse) String() string {
 func (*CancelResponse) ProtoMessage() {}
 
 func (x *CancelResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_receiptd_v1_receiptd_proto_msgTypes[18]
+	mi := &file_receiptd_v1_receiptd_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1472,7 +1563,7 @@ func (x *CancelResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelResponse.ProtoReflect.Descriptor instead.
 func (*CancelResponse) Descriptor() ([]byte, []int) {
-	return file_receiptd_v1_receiptd_proto_rawDescGZIP(), []int{18}
+	return file_receiptd_v1_receiptd_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *CancelResponse) GetWasRunning() bool {
@@ -1494,7 +1585,7 @@ type InfoRequest struct {
 
 func (x *InfoRequest) Reset() {
 	*x = InfoRequest{}
-	mi := &file_receiptd_v1_receiptd_proto_msgTypes[19]
+	mi := &file_receiptd_v1_receiptd_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1506,7 +1597,7 @@ func (x *InfoRequest) String() string {
 func (*InfoRequest) ProtoMessage() {}
 
 func (x *InfoRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_receiptd_v1_receiptd_proto_msgTypes[19]
+	mi := &file_receiptd_v1_receiptd_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1519,7 +1610,7 @@ func (x *InfoRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InfoRequest.ProtoReflect.Descriptor instead.
 func (*InfoRequest) Descriptor() ([]byte, []int) {
-	return file_receiptd_v1_receiptd_proto_rawDescGZIP(), []int{19}
+	return file_receiptd_v1_receiptd_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *InfoRequest) GetAttachEpoch() uint64 {
@@ -1555,7 +1646,7 @@ type InfoResponse struct {
 
 func (x *InfoResponse) Reset() {
 	*x = InfoResponse{}
-	mi := &file_receiptd_v1_receiptd_proto_msgTypes[20]
+	mi := &file_receiptd_v1_receiptd_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1567,7 +1658,7 @@ func (x *InfoResponse) String() string {
 func (*InfoResponse) ProtoMessage() {}
 
 func (x *InfoResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_receiptd_v1_receiptd_proto_msgTypes[20]
+	mi := &file_receiptd_v1_receiptd_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1580,7 +1671,7 @@ func (x *InfoResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InfoResponse.ProtoReflect.Descriptor instead.
 func (*InfoResponse) Descriptor() ([]byte, []int) {
-	return file_receiptd_v1_receiptd_proto_rawDescGZIP(), []int{20}
+	return file_receiptd_v1_receiptd_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *InfoResponse) GetExec() ExecKnowledge {
@@ -1652,12 +1743,24 @@ const file_receiptd_v1_receiptd_proto_rawDesc = "" +
 	"\x06nofile\x18\x03 \x01(\x04R\x06nofile\x12\x14\n" +
 	"\x05fsize\x18\x04 \x01(\x04R\x05fsize\x12\x19\n" +
 	"\bgrace_ms\x18\x05 \x01(\rR\agraceMs\x12$\n" +
-	"\x0emax_timeout_ms\x18\x06 \x01(\x04R\fmaxTimeoutMs\"\xb7\x01\n" +
+	"\x0emax_timeout_ms\x18\x06 \x01(\x04R\fmaxTimeoutMs\"\xb4\x01\n" +
+	"\n" +
+	"Provenance\x12\x16\n" +
+	"\x06rootfs\x18\x01 \x01(\tR\x06rootfs\x12\x1f\n" +
+	"\vrootfs_kind\x18\x02 \x01(\tR\n" +
+	"rootfsKind\x12#\n" +
+	"\rrootfs_digest\x18\x03 \x01(\tR\frootfsDigest\x12'\n" +
+	"\x0freceiptd_sha256\x18\x04 \x01(\tR\x0ereceiptdSha256\x12\x1f\n" +
+	"\vpid1_sha256\x18\x05 \x01(\tR\n" +
+	"pid1Sha256\"\xf0\x01\n" +
 	"\vInitRequest\x121\n" +
 	"\bidentity\x18\x01 \x01(\v2\x15.receiptd.v1.IdentityR\bidentity\x12!\n" +
 	"\fattach_epoch\x18\x02 \x01(\x04R\vattachEpoch\x12%\n" +
 	"\x04view\x18\x03 \x01(\v2\x11.receiptd.v1.ViewR\x04view\x12+\n" +
-	"\x06limits\x18\x04 \x01(\v2\x13.receiptd.v1.LimitsR\x06limits\"\xcd\x01\n" +
+	"\x06limits\x18\x04 \x01(\v2\x13.receiptd.v1.LimitsR\x06limits\x127\n" +
+	"\n" +
+	"provenance\x18\x05 \x01(\v2\x17.receiptd.v1.ProvenanceR\n" +
+	"provenance\"\xcd\x01\n" +
 	"\fInitResponse\x12\x1d\n" +
 	"\n" +
 	"public_key\x18\x01 \x01(\fR\tpublicKey\x12\x18\n" +
@@ -1770,7 +1873,7 @@ func file_receiptd_v1_receiptd_proto_rawDescGZIP() []byte {
 }
 
 var file_receiptd_v1_receiptd_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_receiptd_v1_receiptd_proto_msgTypes = make([]protoimpl.MessageInfo, 22)
+var file_receiptd_v1_receiptd_proto_msgTypes = make([]protoimpl.MessageInfo, 23)
 var file_receiptd_v1_receiptd_proto_goTypes = []any{
 	(Stream)(0),            // 0: receiptd.v1.Stream
 	(ExecKnowledge)(0),     // 1: receiptd.v1.ExecKnowledge
@@ -1779,23 +1882,24 @@ var file_receiptd_v1_receiptd_proto_goTypes = []any{
 	(*EnvVar)(nil),         // 4: receiptd.v1.EnvVar
 	(*View)(nil),           // 5: receiptd.v1.View
 	(*Limits)(nil),         // 6: receiptd.v1.Limits
-	(*InitRequest)(nil),    // 7: receiptd.v1.InitRequest
-	(*InitResponse)(nil),   // 8: receiptd.v1.InitResponse
-	(*SealState)(nil),      // 9: receiptd.v1.SealState
-	(*ProveRequest)(nil),   // 10: receiptd.v1.ProveRequest
-	(*ProofItem)(nil),      // 11: receiptd.v1.ProofItem
-	(*ProveResponse)(nil),  // 12: receiptd.v1.ProveResponse
-	(*ExecRequest)(nil),    // 13: receiptd.v1.ExecRequest
-	(*Output)(nil),         // 14: receiptd.v1.Output
-	(*Done)(nil),           // 15: receiptd.v1.Done
-	(*NotStarted)(nil),     // 16: receiptd.v1.NotStarted
-	(*Lost)(nil),           // 17: receiptd.v1.Lost
-	(*ExecEvent)(nil),      // 18: receiptd.v1.ExecEvent
-	(*CancelRequest)(nil),  // 19: receiptd.v1.CancelRequest
-	(*CancelResponse)(nil), // 20: receiptd.v1.CancelResponse
-	(*InfoRequest)(nil),    // 21: receiptd.v1.InfoRequest
-	(*InfoResponse)(nil),   // 22: receiptd.v1.InfoResponse
-	nil,                    // 23: receiptd.v1.ExecRequest.LabelsEntry
+	(*Provenance)(nil),     // 7: receiptd.v1.Provenance
+	(*InitRequest)(nil),    // 8: receiptd.v1.InitRequest
+	(*InitResponse)(nil),   // 9: receiptd.v1.InitResponse
+	(*SealState)(nil),      // 10: receiptd.v1.SealState
+	(*ProveRequest)(nil),   // 11: receiptd.v1.ProveRequest
+	(*ProofItem)(nil),      // 12: receiptd.v1.ProofItem
+	(*ProveResponse)(nil),  // 13: receiptd.v1.ProveResponse
+	(*ExecRequest)(nil),    // 14: receiptd.v1.ExecRequest
+	(*Output)(nil),         // 15: receiptd.v1.Output
+	(*Done)(nil),           // 16: receiptd.v1.Done
+	(*NotStarted)(nil),     // 17: receiptd.v1.NotStarted
+	(*Lost)(nil),           // 18: receiptd.v1.Lost
+	(*ExecEvent)(nil),      // 19: receiptd.v1.ExecEvent
+	(*CancelRequest)(nil),  // 20: receiptd.v1.CancelRequest
+	(*CancelResponse)(nil), // 21: receiptd.v1.CancelResponse
+	(*InfoRequest)(nil),    // 22: receiptd.v1.InfoRequest
+	(*InfoResponse)(nil),   // 23: receiptd.v1.InfoResponse
+	nil,                    // 24: receiptd.v1.ExecRequest.LabelsEntry
 }
 var file_receiptd_v1_receiptd_proto_depIdxs = []int32{
 	4,  // 0: receiptd.v1.View.env:type_name -> receiptd.v1.EnvVar
@@ -1803,31 +1907,32 @@ var file_receiptd_v1_receiptd_proto_depIdxs = []int32{
 	2,  // 2: receiptd.v1.InitRequest.identity:type_name -> receiptd.v1.Identity
 	5,  // 3: receiptd.v1.InitRequest.view:type_name -> receiptd.v1.View
 	6,  // 4: receiptd.v1.InitRequest.limits:type_name -> receiptd.v1.Limits
-	9,  // 5: receiptd.v1.InitResponse.seals:type_name -> receiptd.v1.SealState
-	11, // 6: receiptd.v1.ProveResponse.items:type_name -> receiptd.v1.ProofItem
-	23, // 7: receiptd.v1.ExecRequest.labels:type_name -> receiptd.v1.ExecRequest.LabelsEntry
-	4,  // 8: receiptd.v1.ExecRequest.env:type_name -> receiptd.v1.EnvVar
-	0,  // 9: receiptd.v1.Output.stream:type_name -> receiptd.v1.Stream
-	14, // 10: receiptd.v1.ExecEvent.output:type_name -> receiptd.v1.Output
-	15, // 11: receiptd.v1.ExecEvent.done:type_name -> receiptd.v1.Done
-	16, // 12: receiptd.v1.ExecEvent.not_started:type_name -> receiptd.v1.NotStarted
-	17, // 13: receiptd.v1.ExecEvent.lost:type_name -> receiptd.v1.Lost
-	1,  // 14: receiptd.v1.InfoResponse.exec:type_name -> receiptd.v1.ExecKnowledge
-	7,  // 15: receiptd.v1.Receiptd.Init:input_type -> receiptd.v1.InitRequest
-	10, // 16: receiptd.v1.Receiptd.Prove:input_type -> receiptd.v1.ProveRequest
-	13, // 17: receiptd.v1.Receiptd.Exec:input_type -> receiptd.v1.ExecRequest
-	19, // 18: receiptd.v1.Receiptd.Cancel:input_type -> receiptd.v1.CancelRequest
-	21, // 19: receiptd.v1.Receiptd.Info:input_type -> receiptd.v1.InfoRequest
-	8,  // 20: receiptd.v1.Receiptd.Init:output_type -> receiptd.v1.InitResponse
-	12, // 21: receiptd.v1.Receiptd.Prove:output_type -> receiptd.v1.ProveResponse
-	18, // 22: receiptd.v1.Receiptd.Exec:output_type -> receiptd.v1.ExecEvent
-	20, // 23: receiptd.v1.Receiptd.Cancel:output_type -> receiptd.v1.CancelResponse
-	22, // 24: receiptd.v1.Receiptd.Info:output_type -> receiptd.v1.InfoResponse
-	20, // [20:25] is the sub-list for method output_type
-	15, // [15:20] is the sub-list for method input_type
-	15, // [15:15] is the sub-list for extension type_name
-	15, // [15:15] is the sub-list for extension extendee
-	0,  // [0:15] is the sub-list for field type_name
+	7,  // 5: receiptd.v1.InitRequest.provenance:type_name -> receiptd.v1.Provenance
+	10, // 6: receiptd.v1.InitResponse.seals:type_name -> receiptd.v1.SealState
+	12, // 7: receiptd.v1.ProveResponse.items:type_name -> receiptd.v1.ProofItem
+	24, // 8: receiptd.v1.ExecRequest.labels:type_name -> receiptd.v1.ExecRequest.LabelsEntry
+	4,  // 9: receiptd.v1.ExecRequest.env:type_name -> receiptd.v1.EnvVar
+	0,  // 10: receiptd.v1.Output.stream:type_name -> receiptd.v1.Stream
+	15, // 11: receiptd.v1.ExecEvent.output:type_name -> receiptd.v1.Output
+	16, // 12: receiptd.v1.ExecEvent.done:type_name -> receiptd.v1.Done
+	17, // 13: receiptd.v1.ExecEvent.not_started:type_name -> receiptd.v1.NotStarted
+	18, // 14: receiptd.v1.ExecEvent.lost:type_name -> receiptd.v1.Lost
+	1,  // 15: receiptd.v1.InfoResponse.exec:type_name -> receiptd.v1.ExecKnowledge
+	8,  // 16: receiptd.v1.Receiptd.Init:input_type -> receiptd.v1.InitRequest
+	11, // 17: receiptd.v1.Receiptd.Prove:input_type -> receiptd.v1.ProveRequest
+	14, // 18: receiptd.v1.Receiptd.Exec:input_type -> receiptd.v1.ExecRequest
+	20, // 19: receiptd.v1.Receiptd.Cancel:input_type -> receiptd.v1.CancelRequest
+	22, // 20: receiptd.v1.Receiptd.Info:input_type -> receiptd.v1.InfoRequest
+	9,  // 21: receiptd.v1.Receiptd.Init:output_type -> receiptd.v1.InitResponse
+	13, // 22: receiptd.v1.Receiptd.Prove:output_type -> receiptd.v1.ProveResponse
+	19, // 23: receiptd.v1.Receiptd.Exec:output_type -> receiptd.v1.ExecEvent
+	21, // 24: receiptd.v1.Receiptd.Cancel:output_type -> receiptd.v1.CancelResponse
+	23, // 25: receiptd.v1.Receiptd.Info:output_type -> receiptd.v1.InfoResponse
+	21, // [21:26] is the sub-list for method output_type
+	16, // [16:21] is the sub-list for method input_type
+	16, // [16:16] is the sub-list for extension type_name
+	16, // [16:16] is the sub-list for extension extendee
+	0,  // [0:16] is the sub-list for field type_name
 }
 
 func init() { file_receiptd_v1_receiptd_proto_init() }
@@ -1835,7 +1940,7 @@ func file_receiptd_v1_receiptd_proto_init() {
 	if File_receiptd_v1_receiptd_proto != nil {
 		return
 	}
-	file_receiptd_v1_receiptd_proto_msgTypes[16].OneofWrappers = []any{
+	file_receiptd_v1_receiptd_proto_msgTypes[17].OneofWrappers = []any{
 		(*ExecEvent_Output)(nil),
 		(*ExecEvent_Done)(nil),
 		(*ExecEvent_NotStarted)(nil),
@@ -1847,7 +1952,7 @@ func file_receiptd_v1_receiptd_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_receiptd_v1_receiptd_proto_rawDesc), len(file_receiptd_v1_receiptd_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   22,
+			NumMessages:   23,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

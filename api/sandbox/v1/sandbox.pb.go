@@ -32,6 +32,63 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
+// Isolation is the class of what stands between a command and the node's kernel; a higher number is stronger.
+type Isolation int32
+
+const (
+	// Of a request: whatever there is.
+	Isolation_ISOLATION_UNSPECIFIED Isolation = 0
+	// The node's kernel answers the command's system calls (embedded, runc).
+	Isolation_NAMESPACES Isolation = 1
+	// Another kernel does: a program's (gvisor) or a guest's.
+	Isolation_SEPARATE_KERNEL Isolation = 2
+	// A guest's does, and hardware virtualisation keeps that from the node's (kata).
+	Isolation_VIRTUAL_MACHINE Isolation = 3
+)
+
+// Enum value maps for Isolation.
+var (
+	Isolation_name = map[int32]string{
+		0: "ISOLATION_UNSPECIFIED",
+		1: "NAMESPACES",
+		2: "SEPARATE_KERNEL",
+		3: "VIRTUAL_MACHINE",
+	}
+	Isolation_value = map[string]int32{
+		"ISOLATION_UNSPECIFIED": 0,
+		"NAMESPACES":            1,
+		"SEPARATE_KERNEL":       2,
+		"VIRTUAL_MACHINE":       3,
+	}
+)
+
+func (x Isolation) Enum() *Isolation {
+	p := new(Isolation)
+	*p = x
+	return p
+}
+
+func (x Isolation) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (Isolation) Descriptor() protoreflect.EnumDescriptor {
+	return file_sandbox_v1_sandbox_proto_enumTypes[0].Descriptor()
+}
+
+func (Isolation) Type() protoreflect.EnumType {
+	return &file_sandbox_v1_sandbox_proto_enumTypes[0]
+}
+
+func (x Isolation) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use Isolation.Descriptor instead.
+func (Isolation) EnumDescriptor() ([]byte, []int) {
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{0}
+}
+
 // ExecState tells how far an exec is; results exist only for EXEC_DONE.
 type ExecState int32
 
@@ -69,11 +126,11 @@ func (x ExecState) String() string {
 }
 
 func (ExecState) Descriptor() protoreflect.EnumDescriptor {
-	return file_sandbox_v1_sandbox_proto_enumTypes[0].Descriptor()
+	return file_sandbox_v1_sandbox_proto_enumTypes[1].Descriptor()
 }
 
 func (ExecState) Type() protoreflect.EnumType {
-	return &file_sandbox_v1_sandbox_proto_enumTypes[0]
+	return &file_sandbox_v1_sandbox_proto_enumTypes[1]
 }
 
 func (x ExecState) Number() protoreflect.EnumNumber {
@@ -82,7 +139,7 @@ func (x ExecState) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use ExecState.Descriptor instead.
 func (ExecState) EnumDescriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{0}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{1}
 }
 
 type Stream int32
@@ -118,11 +175,11 @@ func (x Stream) String() string {
 }
 
 func (Stream) Descriptor() protoreflect.EnumDescriptor {
-	return file_sandbox_v1_sandbox_proto_enumTypes[1].Descriptor()
+	return file_sandbox_v1_sandbox_proto_enumTypes[2].Descriptor()
 }
 
 func (Stream) Type() protoreflect.EnumType {
-	return &file_sandbox_v1_sandbox_proto_enumTypes[1]
+	return &file_sandbox_v1_sandbox_proto_enumTypes[2]
 }
 
 func (x Stream) Number() protoreflect.EnumNumber {
@@ -131,7 +188,7 @@ func (x Stream) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Stream.Descriptor instead.
 func (Stream) EnumDescriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{1}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{2}
 }
 
 type CheckOutcome int32
@@ -170,11 +227,11 @@ func (x CheckOutcome) String() string {
 }
 
 func (CheckOutcome) Descriptor() protoreflect.EnumDescriptor {
-	return file_sandbox_v1_sandbox_proto_enumTypes[2].Descriptor()
+	return file_sandbox_v1_sandbox_proto_enumTypes[3].Descriptor()
 }
 
 func (CheckOutcome) Type() protoreflect.EnumType {
-	return &file_sandbox_v1_sandbox_proto_enumTypes[2]
+	return &file_sandbox_v1_sandbox_proto_enumTypes[3]
 }
 
 func (x CheckOutcome) Number() protoreflect.EnumNumber {
@@ -183,7 +240,7 @@ func (x CheckOutcome) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use CheckOutcome.Descriptor instead.
 func (CheckOutcome) EnumDescriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{2}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{3}
 }
 
 type Sandbox_State int32
@@ -228,11 +285,11 @@ func (x Sandbox_State) String() string {
 }
 
 func (Sandbox_State) Descriptor() protoreflect.EnumDescriptor {
-	return file_sandbox_v1_sandbox_proto_enumTypes[3].Descriptor()
+	return file_sandbox_v1_sandbox_proto_enumTypes[4].Descriptor()
 }
 
 func (Sandbox_State) Type() protoreflect.EnumType {
-	return &file_sandbox_v1_sandbox_proto_enumTypes[3]
+	return &file_sandbox_v1_sandbox_proto_enumTypes[4]
 }
 
 func (x Sandbox_State) Number() protoreflect.EnumNumber {
@@ -241,7 +298,7 @@ func (x Sandbox_State) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Sandbox_State.Descriptor instead.
 func (Sandbox_State) EnumDescriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{12, 0}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{14, 0}
 }
 
 type Session_State int32
@@ -297,11 +354,11 @@ func (x Session_State) String() string {
 }
 
 func (Session_State) Descriptor() protoreflect.EnumDescriptor {
-	return file_sandbox_v1_sandbox_proto_enumTypes[4].Descriptor()
+	return file_sandbox_v1_sandbox_proto_enumTypes[5].Descriptor()
 }
 
 func (Session_State) Type() protoreflect.EnumType {
-	return &file_sandbox_v1_sandbox_proto_enumTypes[4]
+	return &file_sandbox_v1_sandbox_proto_enumTypes[5]
 }
 
 func (x Session_State) Number() protoreflect.EnumNumber {
@@ -310,7 +367,7 @@ func (x Session_State) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Session_State.Descriptor instead.
 func (Session_State) EnumDescriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{13, 0}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{15, 0}
 }
 
 type ExecResult_Status int32
@@ -368,11 +425,11 @@ func (x ExecResult_Status) String() string {
 }
 
 func (ExecResult_Status) Descriptor() protoreflect.EnumDescriptor {
-	return file_sandbox_v1_sandbox_proto_enumTypes[5].Descriptor()
+	return file_sandbox_v1_sandbox_proto_enumTypes[6].Descriptor()
 }
 
 func (ExecResult_Status) Type() protoreflect.EnumType {
-	return &file_sandbox_v1_sandbox_proto_enumTypes[5]
+	return &file_sandbox_v1_sandbox_proto_enumTypes[6]
 }
 
 func (x ExecResult_Status) Number() protoreflect.EnumNumber {
@@ -381,7 +438,7 @@ func (x ExecResult_Status) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use ExecResult_Status.Descriptor instead.
 func (ExecResult_Status) EnumDescriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{38, 0}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{40, 0}
 }
 
 type Workspace struct {
@@ -1153,10 +1210,12 @@ func (x *GuardFinding) GetRemedy() string {
 type ProofItem struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// "P3", "P9" ...
-	Promise       string `protobuf:"bytes,1,opt,name=promise,proto3" json:"promise,omitempty"`
-	What          string `protobuf:"bytes,2,opt,name=what,proto3" json:"what,omitempty"`
-	Holds         bool   `protobuf:"varint,3,opt,name=holds,proto3" json:"holds,omitempty"`
-	Detail        string `protobuf:"bytes,4,opt,name=detail,proto3" json:"detail,omitempty"`
+	Promise string `protobuf:"bytes,1,opt,name=promise,proto3" json:"promise,omitempty"`
+	What    string `protobuf:"bytes,2,opt,name=what,proto3" json:"what,omitempty"`
+	Holds   bool   `protobuf:"varint,3,opt,name=holds,proto3" json:"holds,omitempty"`
+	Detail  string `protobuf:"bytes,4,opt,name=detail,proto3" json:"detail,omitempty"`
+	// It doesn't hold, and the runtime had declared so (Sandbox.concessions).
+	Conceded      bool `protobuf:"varint,5,opt,name=conceded,proto3" json:"conceded,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1219,6 +1278,158 @@ func (x *ProofItem) GetDetail() string {
 	return ""
 }
 
+func (x *ProofItem) GetConceded() bool {
+	if x != nil {
+		return x.Conceded
+	}
+	return false
+}
+
+// Concession is a part of a promise that the sandboxes of a runtime can't keep by their nature, declared beforehand. What
+// is not declared has to be proven before a sandbox is ready.
+type Concession struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// "P3", "P10" ...
+	Promise string `protobuf:"bytes,1,opt,name=promise,proto3" json:"promise,omitempty"`
+	// In the words of ProofItem.what where the proof looks at it.
+	What          string `protobuf:"bytes,2,opt,name=what,proto3" json:"what,omitempty"`
+	Why           string `protobuf:"bytes,3,opt,name=why,proto3" json:"why,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Concession) Reset() {
+	*x = Concession{}
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Concession) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Concession) ProtoMessage() {}
+
+func (x *Concession) ProtoReflect() protoreflect.Message {
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Concession.ProtoReflect.Descriptor instead.
+func (*Concession) Descriptor() ([]byte, []int) {
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{12}
+}
+
+func (x *Concession) GetPromise() string {
+	if x != nil {
+		return x.Promise
+	}
+	return ""
+}
+
+func (x *Concession) GetWhat() string {
+	if x != nil {
+		return x.What
+	}
+	return ""
+}
+
+func (x *Concession) GetWhy() string {
+	if x != nil {
+		return x.Why
+	}
+	return ""
+}
+
+// Provenance is what a sandbox was made of. It is in each of its receipts as well.
+type Provenance struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The node's setting: "host", a folder, or an image's reference.
+	Rootfs string `protobuf:"bytes,1,opt,name=rootfs,proto3" json:"rootfs,omitempty"`
+	// "host", "folder" or "image".
+	RootfsKind string `protobuf:"bytes,2,opt,name=rootfs_kind,json=rootfsKind,proto3" json:"rootfs_kind,omitempty"`
+	// An image's: "sha256:" and lower-case hex. Empty for the others, whose content nobody has hashed.
+	RootfsDigest string `protobuf:"bytes,3,opt,name=rootfs_digest,json=rootfsDigest,proto3" json:"rootfs_digest,omitempty"`
+	// SHA-256 of the two programs as they were mounted, lower-case hex.
+	ReceiptdSha256 string `protobuf:"bytes,4,opt,name=receiptd_sha256,json=receiptdSha256,proto3" json:"receiptd_sha256,omitempty"`
+	Pid1Sha256     string `protobuf:"bytes,5,opt,name=pid1_sha256,json=pid1Sha256,proto3" json:"pid1_sha256,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
+}
+
+func (x *Provenance) Reset() {
+	*x = Provenance{}
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[13]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Provenance) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Provenance) ProtoMessage() {}
+
+func (x *Provenance) ProtoReflect() protoreflect.Message {
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[13]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Provenance.ProtoReflect.Descriptor instead.
+func (*Provenance) Descriptor() ([]byte, []int) {
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{13}
+}
+
+func (x *Provenance) GetRootfs() string {
+	if x != nil {
+		return x.Rootfs
+	}
+	return ""
+}
+
+func (x *Provenance) GetRootfsKind() string {
+	if x != nil {
+		return x.RootfsKind
+	}
+	return ""
+}
+
+func (x *Provenance) GetRootfsDigest() string {
+	if x != nil {
+		return x.RootfsDigest
+	}
+	return ""
+}
+
+func (x *Provenance) GetReceiptdSha256() string {
+	if x != nil {
+		return x.ReceiptdSha256
+	}
+	return ""
+}
+
+func (x *Provenance) GetPid1Sha256() string {
+	if x != nil {
+		return x.Pid1Sha256
+	}
+	return ""
+}
+
 type Sandbox struct {
 	state       protoimpl.MessageState `protogen:"open.v1"`
 	Id          string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
@@ -1232,14 +1443,19 @@ type Sandbox struct {
 	Proof     []*ProofItem `protobuf:"bytes,8,rep,name=proof,proto3" json:"proof,omitempty"`
 	Seals     []*Seal      `protobuf:"bytes,9,rep,name=seals,proto3" json:"seals,omitempty"`
 	// Set once the sandbox has been stopped.
-	Evidence      *Evidence `protobuf:"bytes,10,opt,name=evidence,proto3" json:"evidence,omitempty"`
+	Evidence  *Evidence `protobuf:"bytes,10,opt,name=evidence,proto3" json:"evidence,omitempty"`
+	Isolation Isolation `protobuf:"varint,11,opt,name=isolation,proto3,enum=sandbox.v1.Isolation" json:"isolation,omitempty"`
+	// Empty in the records of agents that did not look yet.
+	Provenance *Provenance `protobuf:"bytes,12,opt,name=provenance,proto3" json:"provenance,omitempty"`
+	// What it was allowed not to prove.
+	Concessions   []*Concession `protobuf:"bytes,13,rep,name=concessions,proto3" json:"concessions,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Sandbox) Reset() {
 	*x = Sandbox{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[12]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1251,7 +1467,7 @@ func (x *Sandbox) String() string {
 func (*Sandbox) ProtoMessage() {}
 
 func (x *Sandbox) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[12]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1264,7 +1480,7 @@ func (x *Sandbox) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Sandbox.ProtoReflect.Descriptor instead.
 func (*Sandbox) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{12}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *Sandbox) GetId() string {
@@ -1337,6 +1553,27 @@ func (x *Sandbox) GetEvidence() *Evidence {
 	return nil
 }
 
+func (x *Sandbox) GetIsolation() Isolation {
+	if x != nil {
+		return x.Isolation
+	}
+	return Isolation_ISOLATION_UNSPECIFIED
+}
+
+func (x *Sandbox) GetProvenance() *Provenance {
+	if x != nil {
+		return x.Provenance
+	}
+	return nil
+}
+
+func (x *Sandbox) GetConcessions() []*Concession {
+	if x != nil {
+		return x.Concessions
+	}
+	return nil
+}
+
 type Session struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	SessionId     string                 `protobuf:"bytes,1,opt,name=session_id,json=sessionId,proto3" json:"session_id,omitempty"`
@@ -1364,15 +1601,19 @@ type Session struct {
 	// What of the repository's configuration is not in the sandbox's (git_layout isolated).
 	LeftOut []*GuardFinding `protobuf:"bytes,18,rep,name=left_out,json=leftOut,proto3" json:"left_out,omitempty"`
 	// The newest harvest that did anything.
-	LastHarvest   *Harvest           `protobuf:"bytes,19,opt,name=last_harvest,json=lastHarvest,proto3" json:"last_harvest,omitempty"`
-	Conditions    *CommandConditions `protobuf:"bytes,20,opt,name=conditions,proto3" json:"conditions,omitempty"`
+	LastHarvest *Harvest           `protobuf:"bytes,19,opt,name=last_harvest,json=lastHarvest,proto3" json:"last_harvest,omitempty"`
+	Conditions  *CommandConditions `protobuf:"bytes,20,opt,name=conditions,proto3" json:"conditions,omitempty"`
+	// What each of its sandboxes is hosted by, chosen when the session was created.
+	Runtime string `protobuf:"bytes,22,opt,name=runtime,proto3" json:"runtime,omitempty"`
+	// The class that the creator asked for at least; every sandbox of the session has it.
+	MinIsolation  Isolation `protobuf:"varint,23,opt,name=min_isolation,json=minIsolation,proto3,enum=sandbox.v1.Isolation" json:"min_isolation,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Session) Reset() {
 	*x = Session{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[13]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1384,7 +1625,7 @@ func (x *Session) String() string {
 func (*Session) ProtoMessage() {}
 
 func (x *Session) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[13]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1397,7 +1638,7 @@ func (x *Session) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Session.ProtoReflect.Descriptor instead.
 func (*Session) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{13}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *Session) GetSessionId() string {
@@ -1540,6 +1781,20 @@ func (x *Session) GetConditions() *CommandConditions {
 	return nil
 }
 
+func (x *Session) GetRuntime() string {
+	if x != nil {
+		return x.Runtime
+	}
+	return ""
+}
+
+func (x *Session) GetMinIsolation() Isolation {
+	if x != nil {
+		return x.MinIsolation
+	}
+	return Isolation_ISOLATION_UNSPECIFIED
+}
+
 // CommandConditions is what holds for each command of a session, besides its resources and its network.
 type CommandConditions struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1569,7 +1824,7 @@ type CommandConditions struct {
 
 func (x *CommandConditions) Reset() {
 	*x = CommandConditions{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[14]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1581,7 +1836,7 @@ func (x *CommandConditions) String() string {
 func (*CommandConditions) ProtoMessage() {}
 
 func (x *CommandConditions) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[14]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1594,7 +1849,7 @@ func (x *CommandConditions) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CommandConditions.ProtoReflect.Descriptor instead.
 func (*CommandConditions) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{14}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *CommandConditions) GetScratch() string {
@@ -1679,21 +1934,24 @@ type CreateSessionRequest struct {
 	// [A-Za-z0-9._-], 1-64, not beginning with a dot; empty: the agent makes one. Never reused.
 	SessionId string     `protobuf:"bytes,1,opt,name=session_id,json=sessionId,proto3" json:"session_id,omitempty"`
 	Workspace *Workspace `protobuf:"bytes,2,opt,name=workspace,proto3" json:"workspace,omitempty"`
-	// "embedded", "runc", "gvisor" or "kata"; empty: the node's default.
+	// "embedded", "runc", "gvisor" or "kata"; empty: the node's default if that has min_isolation, else the first of
+	// runtime.allowed that has. failed_precondition when the one that is named, or every one, has less.
 	Runtime   string     `protobuf:"bytes,3,opt,name=runtime,proto3" json:"runtime,omitempty"`
 	Resources *Resources `protobuf:"bytes,4,opt,name=resources,proto3" json:"resources,omitempty"`
 	Network   *Network   `protobuf:"bytes,5,opt,name=network,proto3" json:"network,omitempty"`
 	Grants    []*Grant   `protobuf:"bytes,6,rep,name=grants,proto3" json:"grants,omitempty"`
 	Caches    []*Cache   `protobuf:"bytes,7,rep,name=caches,proto3" json:"caches,omitempty"`
 	// Added to every command's environment. PATH, HOME, TMPDIR, GIT_*, LD_*, BASH_ENV and ENV are refused.
-	Env           map[string]string `protobuf:"bytes,8,rep,name=env,proto3" json:"env,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	Env map[string]string `protobuf:"bytes,8,rep,name=env,proto3" json:"env,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	// The session never gets a sandbox of a lower class.
+	MinIsolation  Isolation `protobuf:"varint,9,opt,name=min_isolation,json=minIsolation,proto3,enum=sandbox.v1.Isolation" json:"min_isolation,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *CreateSessionRequest) Reset() {
 	*x = CreateSessionRequest{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[15]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1705,7 +1963,7 @@ func (x *CreateSessionRequest) String() string {
 func (*CreateSessionRequest) ProtoMessage() {}
 
 func (x *CreateSessionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[15]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1718,7 +1976,7 @@ func (x *CreateSessionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateSessionRequest.ProtoReflect.Descriptor instead.
 func (*CreateSessionRequest) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{15}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *CreateSessionRequest) GetSessionId() string {
@@ -1777,6 +2035,13 @@ func (x *CreateSessionRequest) GetEnv() map[string]string {
 	return nil
 }
 
+func (x *CreateSessionRequest) GetMinIsolation() Isolation {
+	if x != nil {
+		return x.MinIsolation
+	}
+	return Isolation_ISOLATION_UNSPECIFIED
+}
+
 type CreateSessionResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Session       *Session               `protobuf:"bytes,1,opt,name=session,proto3" json:"session,omitempty"`
@@ -1786,7 +2051,7 @@ type CreateSessionResponse struct {
 
 func (x *CreateSessionResponse) Reset() {
 	*x = CreateSessionResponse{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[16]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1798,7 +2063,7 @@ func (x *CreateSessionResponse) String() string {
 func (*CreateSessionResponse) ProtoMessage() {}
 
 func (x *CreateSessionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[16]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1811,7 +2076,7 @@ func (x *CreateSessionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateSessionResponse.ProtoReflect.Descriptor instead.
 func (*CreateSessionResponse) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{16}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *CreateSessionResponse) GetSession() *Session {
@@ -1832,7 +2097,7 @@ type ClaimSessionRequest struct {
 
 func (x *ClaimSessionRequest) Reset() {
 	*x = ClaimSessionRequest{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[17]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1844,7 +2109,7 @@ func (x *ClaimSessionRequest) String() string {
 func (*ClaimSessionRequest) ProtoMessage() {}
 
 func (x *ClaimSessionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[17]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1857,7 +2122,7 @@ func (x *ClaimSessionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClaimSessionRequest.ProtoReflect.Descriptor instead.
 func (*ClaimSessionRequest) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{17}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *ClaimSessionRequest) GetSessionId() string {
@@ -1883,7 +2148,7 @@ type ClaimSessionResponse struct {
 
 func (x *ClaimSessionResponse) Reset() {
 	*x = ClaimSessionResponse{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[18]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1895,7 +2160,7 @@ func (x *ClaimSessionResponse) String() string {
 func (*ClaimSessionResponse) ProtoMessage() {}
 
 func (x *ClaimSessionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[18]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1908,7 +2173,7 @@ func (x *ClaimSessionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClaimSessionResponse.ProtoReflect.Descriptor instead.
 func (*ClaimSessionResponse) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{18}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *ClaimSessionResponse) GetSession() *Session {
@@ -1927,7 +2192,7 @@ type GetSessionRequest struct {
 
 func (x *GetSessionRequest) Reset() {
 	*x = GetSessionRequest{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[19]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1939,7 +2204,7 @@ func (x *GetSessionRequest) String() string {
 func (*GetSessionRequest) ProtoMessage() {}
 
 func (x *GetSessionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[19]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1952,7 +2217,7 @@ func (x *GetSessionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetSessionRequest.ProtoReflect.Descriptor instead.
 func (*GetSessionRequest) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{19}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *GetSessionRequest) GetSessionId() string {
@@ -1971,7 +2236,7 @@ type GetSessionResponse struct {
 
 func (x *GetSessionResponse) Reset() {
 	*x = GetSessionResponse{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[20]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1983,7 +2248,7 @@ func (x *GetSessionResponse) String() string {
 func (*GetSessionResponse) ProtoMessage() {}
 
 func (x *GetSessionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[20]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1996,7 +2261,7 @@ func (x *GetSessionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetSessionResponse.ProtoReflect.Descriptor instead.
 func (*GetSessionResponse) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{20}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *GetSessionResponse) GetSession() *Session {
@@ -2016,7 +2281,7 @@ type ListSessionsRequest struct {
 
 func (x *ListSessionsRequest) Reset() {
 	*x = ListSessionsRequest{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[21]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2028,7 +2293,7 @@ func (x *ListSessionsRequest) String() string {
 func (*ListSessionsRequest) ProtoMessage() {}
 
 func (x *ListSessionsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[21]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2041,7 +2306,7 @@ func (x *ListSessionsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSessionsRequest.ProtoReflect.Descriptor instead.
 func (*ListSessionsRequest) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{21}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *ListSessionsRequest) GetPageSize() int32 {
@@ -2068,7 +2333,7 @@ type ListSessionsResponse struct {
 
 func (x *ListSessionsResponse) Reset() {
 	*x = ListSessionsResponse{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[22]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2080,7 +2345,7 @@ func (x *ListSessionsResponse) String() string {
 func (*ListSessionsResponse) ProtoMessage() {}
 
 func (x *ListSessionsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[22]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2093,7 +2358,7 @@ func (x *ListSessionsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSessionsResponse.ProtoReflect.Descriptor instead.
 func (*ListSessionsResponse) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{22}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *ListSessionsResponse) GetSessions() []*Session {
@@ -2121,7 +2386,7 @@ type UpdateGrantsRequest struct {
 
 func (x *UpdateGrantsRequest) Reset() {
 	*x = UpdateGrantsRequest{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[23]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2133,7 +2398,7 @@ func (x *UpdateGrantsRequest) String() string {
 func (*UpdateGrantsRequest) ProtoMessage() {}
 
 func (x *UpdateGrantsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[23]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2146,7 +2411,7 @@ func (x *UpdateGrantsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdateGrantsRequest.ProtoReflect.Descriptor instead.
 func (*UpdateGrantsRequest) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{23}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *UpdateGrantsRequest) GetSessionId() string {
@@ -2179,7 +2444,7 @@ type UpdateGrantsResponse struct {
 
 func (x *UpdateGrantsResponse) Reset() {
 	*x = UpdateGrantsResponse{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[24]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2191,7 +2456,7 @@ func (x *UpdateGrantsResponse) String() string {
 func (*UpdateGrantsResponse) ProtoMessage() {}
 
 func (x *UpdateGrantsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[24]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2204,7 +2469,7 @@ func (x *UpdateGrantsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdateGrantsResponse.ProtoReflect.Descriptor instead.
 func (*UpdateGrantsResponse) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{24}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *UpdateGrantsResponse) GetSession() *Session {
@@ -2226,7 +2491,7 @@ type RetireSandboxRequest struct {
 
 func (x *RetireSandboxRequest) Reset() {
 	*x = RetireSandboxRequest{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[25]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2238,7 +2503,7 @@ func (x *RetireSandboxRequest) String() string {
 func (*RetireSandboxRequest) ProtoMessage() {}
 
 func (x *RetireSandboxRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[25]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2251,7 +2516,7 @@ func (x *RetireSandboxRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RetireSandboxRequest.ProtoReflect.Descriptor instead.
 func (*RetireSandboxRequest) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{25}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *RetireSandboxRequest) GetSessionId() string {
@@ -2285,7 +2550,7 @@ type RetireSandboxResponse struct {
 
 func (x *RetireSandboxResponse) Reset() {
 	*x = RetireSandboxResponse{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[26]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2297,7 +2562,7 @@ func (x *RetireSandboxResponse) String() string {
 func (*RetireSandboxResponse) ProtoMessage() {}
 
 func (x *RetireSandboxResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[26]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2310,7 +2575,7 @@ func (x *RetireSandboxResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RetireSandboxResponse.ProtoReflect.Descriptor instead.
 func (*RetireSandboxResponse) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{26}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *RetireSandboxResponse) GetSession() *Session {
@@ -2337,7 +2602,7 @@ type DeleteSessionRequest struct {
 
 func (x *DeleteSessionRequest) Reset() {
 	*x = DeleteSessionRequest{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[27]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2349,7 +2614,7 @@ func (x *DeleteSessionRequest) String() string {
 func (*DeleteSessionRequest) ProtoMessage() {}
 
 func (x *DeleteSessionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[27]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2362,7 +2627,7 @@ func (x *DeleteSessionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteSessionRequest.ProtoReflect.Descriptor instead.
 func (*DeleteSessionRequest) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{27}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *DeleteSessionRequest) GetSessionId() string {
@@ -2388,7 +2653,7 @@ type DeleteSessionResponse struct {
 
 func (x *DeleteSessionResponse) Reset() {
 	*x = DeleteSessionResponse{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[28]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2400,7 +2665,7 @@ func (x *DeleteSessionResponse) String() string {
 func (*DeleteSessionResponse) ProtoMessage() {}
 
 func (x *DeleteSessionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[28]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2413,7 +2678,7 @@ func (x *DeleteSessionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteSessionResponse.ProtoReflect.Descriptor instead.
 func (*DeleteSessionResponse) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{28}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *DeleteSessionResponse) GetEvidence() *Evidence {
@@ -2437,7 +2702,7 @@ type DeleteWorkspaceRequest struct {
 
 func (x *DeleteWorkspaceRequest) Reset() {
 	*x = DeleteWorkspaceRequest{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[29]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2449,7 +2714,7 @@ func (x *DeleteWorkspaceRequest) String() string {
 func (*DeleteWorkspaceRequest) ProtoMessage() {}
 
 func (x *DeleteWorkspaceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[29]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2462,7 +2727,7 @@ func (x *DeleteWorkspaceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteWorkspaceRequest.ProtoReflect.Descriptor instead.
 func (*DeleteWorkspaceRequest) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{29}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *DeleteWorkspaceRequest) GetSessionId() string {
@@ -2504,7 +2769,7 @@ type DeleteWorkspaceResponse struct {
 
 func (x *DeleteWorkspaceResponse) Reset() {
 	*x = DeleteWorkspaceResponse{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[30]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2516,7 +2781,7 @@ func (x *DeleteWorkspaceResponse) String() string {
 func (*DeleteWorkspaceResponse) ProtoMessage() {}
 
 func (x *DeleteWorkspaceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[30]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2529,7 +2794,7 @@ func (x *DeleteWorkspaceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteWorkspaceResponse.ProtoReflect.Descriptor instead.
 func (*DeleteWorkspaceResponse) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{30}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *DeleteWorkspaceResponse) GetEvidence() *Evidence {
@@ -2561,7 +2826,7 @@ type WatchEventsRequest struct {
 
 func (x *WatchEventsRequest) Reset() {
 	*x = WatchEventsRequest{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[31]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2573,7 +2838,7 @@ func (x *WatchEventsRequest) String() string {
 func (*WatchEventsRequest) ProtoMessage() {}
 
 func (x *WatchEventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[31]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2586,7 +2851,7 @@ func (x *WatchEventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchEventsRequest.ProtoReflect.Descriptor instead.
 func (*WatchEventsRequest) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{31}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *WatchEventsRequest) GetSessionId() string {
@@ -2628,7 +2893,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[32]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2640,7 +2905,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[32]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2653,7 +2918,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{32}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *Event) GetCursor() string {
@@ -2714,7 +2979,7 @@ type WatchEventsResponse struct {
 
 func (x *WatchEventsResponse) Reset() {
 	*x = WatchEventsResponse{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[33]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2726,7 +2991,7 @@ func (x *WatchEventsResponse) String() string {
 func (*WatchEventsResponse) ProtoMessage() {}
 
 func (x *WatchEventsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[33]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2739,7 +3004,7 @@ func (x *WatchEventsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchEventsResponse.ProtoReflect.Descriptor instead.
 func (*WatchEventsResponse) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{33}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *WatchEventsResponse) GetEvent() *Event {
@@ -2770,7 +3035,7 @@ type OutputInfo struct {
 
 func (x *OutputInfo) Reset() {
 	*x = OutputInfo{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[34]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2782,7 +3047,7 @@ func (x *OutputInfo) String() string {
 func (*OutputInfo) ProtoMessage() {}
 
 func (x *OutputInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[34]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2795,7 +3060,7 @@ func (x *OutputInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OutputInfo.ProtoReflect.Descriptor instead.
 func (*OutputInfo) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{34}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *OutputInfo) GetBytes() uint64 {
@@ -2861,7 +3126,7 @@ type Usage struct {
 
 func (x *Usage) Reset() {
 	*x = Usage{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[35]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2873,7 +3138,7 @@ func (x *Usage) String() string {
 func (*Usage) ProtoMessage() {}
 
 func (x *Usage) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[35]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2886,7 +3151,7 @@ func (x *Usage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Usage.ProtoReflect.Descriptor instead.
 func (*Usage) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{35}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *Usage) GetUserCpu() *durationpb.Duration {
@@ -2941,7 +3206,7 @@ type Harvest struct {
 
 func (x *Harvest) Reset() {
 	*x = Harvest{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[36]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2953,7 +3218,7 @@ func (x *Harvest) String() string {
 func (*Harvest) ProtoMessage() {}
 
 func (x *Harvest) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[36]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2966,7 +3231,7 @@ func (x *Harvest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Harvest.ProtoReflect.Descriptor instead.
 func (*Harvest) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{36}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *Harvest) GetStatus() string {
@@ -3033,7 +3298,7 @@ type HarvestConflict struct {
 
 func (x *HarvestConflict) Reset() {
 	*x = HarvestConflict{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[37]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3045,7 +3310,7 @@ func (x *HarvestConflict) String() string {
 func (*HarvestConflict) ProtoMessage() {}
 
 func (x *HarvestConflict) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[37]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3058,7 +3323,7 @@ func (x *HarvestConflict) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HarvestConflict.ProtoReflect.Descriptor instead.
 func (*HarvestConflict) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{37}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *HarvestConflict) GetRef() string {
@@ -3137,7 +3402,7 @@ type ExecResult struct {
 
 func (x *ExecResult) Reset() {
 	*x = ExecResult{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[38]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3149,7 +3414,7 @@ func (x *ExecResult) String() string {
 func (*ExecResult) ProtoMessage() {}
 
 func (x *ExecResult) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[38]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3162,7 +3427,7 @@ func (x *ExecResult) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecResult.ProtoReflect.Descriptor instead.
 func (*ExecResult) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{38}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *ExecResult) GetExecId() string {
@@ -3359,7 +3624,7 @@ type ExecRequest struct {
 
 func (x *ExecRequest) Reset() {
 	*x = ExecRequest{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[39]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3371,7 +3636,7 @@ func (x *ExecRequest) String() string {
 func (*ExecRequest) ProtoMessage() {}
 
 func (x *ExecRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[39]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3384,7 +3649,7 @@ func (x *ExecRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecRequest.ProtoReflect.Descriptor instead.
 func (*ExecRequest) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{39}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *ExecRequest) GetSessionId() string {
@@ -3459,7 +3724,7 @@ type ExecResponse struct {
 
 func (x *ExecResponse) Reset() {
 	*x = ExecResponse{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[40]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3471,7 +3736,7 @@ func (x *ExecResponse) String() string {
 func (*ExecResponse) ProtoMessage() {}
 
 func (x *ExecResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[40]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3484,7 +3749,7 @@ func (x *ExecResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecResponse.ProtoReflect.Descriptor instead.
 func (*ExecResponse) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{40}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *ExecResponse) GetResult() *ExecResult {
@@ -3506,7 +3771,7 @@ type StreamExecRequest struct {
 
 func (x *StreamExecRequest) Reset() {
 	*x = StreamExecRequest{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[41]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3518,7 +3783,7 @@ func (x *StreamExecRequest) String() string {
 func (*StreamExecRequest) ProtoMessage() {}
 
 func (x *StreamExecRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[41]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3531,7 +3796,7 @@ func (x *StreamExecRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StreamExecRequest.ProtoReflect.Descriptor instead.
 func (*StreamExecRequest) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{41}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *StreamExecRequest) GetExec() *ExecRequest {
@@ -3569,7 +3834,7 @@ type OutputChunk struct {
 
 func (x *OutputChunk) Reset() {
 	*x = OutputChunk{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[42]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3581,7 +3846,7 @@ func (x *OutputChunk) String() string {
 func (*OutputChunk) ProtoMessage() {}
 
 func (x *OutputChunk) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[42]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3594,7 +3859,7 @@ func (x *OutputChunk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OutputChunk.ProtoReflect.Descriptor instead.
 func (*OutputChunk) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{42}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *OutputChunk) GetStream() Stream {
@@ -3635,7 +3900,7 @@ type ExecStarted struct {
 
 func (x *ExecStarted) Reset() {
 	*x = ExecStarted{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[43]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3647,7 +3912,7 @@ func (x *ExecStarted) String() string {
 func (*ExecStarted) ProtoMessage() {}
 
 func (x *ExecStarted) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[43]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3660,7 +3925,7 @@ func (x *ExecStarted) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecStarted.ProtoReflect.Descriptor instead.
 func (*ExecStarted) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{43}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *ExecStarted) GetExecId() string {
@@ -3691,7 +3956,7 @@ type StreamExecResponse struct {
 
 func (x *StreamExecResponse) Reset() {
 	*x = StreamExecResponse{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[44]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3703,7 +3968,7 @@ func (x *StreamExecResponse) String() string {
 func (*StreamExecResponse) ProtoMessage() {}
 
 func (x *StreamExecResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[44]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3716,7 +3981,7 @@ func (x *StreamExecResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StreamExecResponse.ProtoReflect.Descriptor instead.
 func (*StreamExecResponse) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{44}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *StreamExecResponse) GetEvent() isStreamExecResponse_Event {
@@ -3786,7 +4051,7 @@ type GetExecRequest struct {
 
 func (x *GetExecRequest) Reset() {
 	*x = GetExecRequest{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[45]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3798,7 +4063,7 @@ func (x *GetExecRequest) String() string {
 func (*GetExecRequest) ProtoMessage() {}
 
 func (x *GetExecRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[45]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3811,7 +4076,7 @@ func (x *GetExecRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetExecRequest.ProtoReflect.Descriptor instead.
 func (*GetExecRequest) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{45}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *GetExecRequest) GetSessionId() string {
@@ -3846,7 +4111,7 @@ type GetExecResponse struct {
 
 func (x *GetExecResponse) Reset() {
 	*x = GetExecResponse{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[46]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3858,7 +4123,7 @@ func (x *GetExecResponse) String() string {
 func (*GetExecResponse) ProtoMessage() {}
 
 func (x *GetExecResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[46]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3871,7 +4136,7 @@ func (x *GetExecResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetExecResponse.ProtoReflect.Descriptor instead.
 func (*GetExecResponse) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{46}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *GetExecResponse) GetState() ExecState {
@@ -3899,7 +4164,7 @@ type ListExecsRequest struct {
 
 func (x *ListExecsRequest) Reset() {
 	*x = ListExecsRequest{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[47]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3911,7 +4176,7 @@ func (x *ListExecsRequest) String() string {
 func (*ListExecsRequest) ProtoMessage() {}
 
 func (x *ListExecsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[47]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3924,7 +4189,7 @@ func (x *ListExecsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListExecsRequest.ProtoReflect.Descriptor instead.
 func (*ListExecsRequest) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{47}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *ListExecsRequest) GetSessionId() string {
@@ -3962,7 +4227,7 @@ type ExecSummary struct {
 
 func (x *ExecSummary) Reset() {
 	*x = ExecSummary{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[48]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3974,7 +4239,7 @@ func (x *ExecSummary) String() string {
 func (*ExecSummary) ProtoMessage() {}
 
 func (x *ExecSummary) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[48]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3987,7 +4252,7 @@ func (x *ExecSummary) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecSummary.ProtoReflect.Descriptor instead.
 func (*ExecSummary) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{48}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *ExecSummary) GetExecId() string {
@@ -4042,7 +4307,7 @@ type ListExecsResponse struct {
 
 func (x *ListExecsResponse) Reset() {
 	*x = ListExecsResponse{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[49]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4054,7 +4319,7 @@ func (x *ListExecsResponse) String() string {
 func (*ListExecsResponse) ProtoMessage() {}
 
 func (x *ListExecsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[49]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4067,7 +4332,7 @@ func (x *ListExecsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListExecsResponse.ProtoReflect.Descriptor instead.
 func (*ListExecsResponse) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{49}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *ListExecsResponse) GetExecs() []*ExecSummary {
@@ -4095,7 +4360,7 @@ type CancelExecRequest struct {
 
 func (x *CancelExecRequest) Reset() {
 	*x = CancelExecRequest{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[50]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4107,7 +4372,7 @@ func (x *CancelExecRequest) String() string {
 func (*CancelExecRequest) ProtoMessage() {}
 
 func (x *CancelExecRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[50]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4120,7 +4385,7 @@ func (x *CancelExecRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelExecRequest.ProtoReflect.Descriptor instead.
 func (*CancelExecRequest) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{50}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *CancelExecRequest) GetSessionId() string {
@@ -4153,7 +4418,7 @@ type CancelExecResponse struct {
 
 func (x *CancelExecResponse) Reset() {
 	*x = CancelExecResponse{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[51]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4165,7 +4430,7 @@ func (x *CancelExecResponse) String() string {
 func (*CancelExecResponse) ProtoMessage() {}
 
 func (x *CancelExecResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[51]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4178,7 +4443,7 @@ func (x *CancelExecResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelExecResponse.ProtoReflect.Descriptor instead.
 func (*CancelExecResponse) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{51}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *CancelExecResponse) GetResult() *ExecResult {
@@ -4202,7 +4467,7 @@ type GitRequest struct {
 
 func (x *GitRequest) Reset() {
 	*x = GitRequest{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[52]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4214,7 +4479,7 @@ func (x *GitRequest) String() string {
 func (*GitRequest) ProtoMessage() {}
 
 func (x *GitRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[52]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4227,7 +4492,7 @@ func (x *GitRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GitRequest.ProtoReflect.Descriptor instead.
 func (*GitRequest) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{52}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *GitRequest) GetSessionId() string {
@@ -4273,7 +4538,7 @@ type GitResponse struct {
 
 func (x *GitResponse) Reset() {
 	*x = GitResponse{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[53]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4285,7 +4550,7 @@ func (x *GitResponse) String() string {
 func (*GitResponse) ProtoMessage() {}
 
 func (x *GitResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[53]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4298,7 +4563,7 @@ func (x *GitResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GitResponse.ProtoReflect.Descriptor instead.
 func (*GitResponse) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{53}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *GitResponse) GetExitCode() int32 {
@@ -4346,7 +4611,7 @@ type HarvestRequest struct {
 
 func (x *HarvestRequest) Reset() {
 	*x = HarvestRequest{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[54]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4358,7 +4623,7 @@ func (x *HarvestRequest) String() string {
 func (*HarvestRequest) ProtoMessage() {}
 
 func (x *HarvestRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[54]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4371,7 +4636,7 @@ func (x *HarvestRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HarvestRequest.ProtoReflect.Descriptor instead.
 func (*HarvestRequest) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{54}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *HarvestRequest) GetSessionId() string {
@@ -4397,7 +4662,7 @@ type HarvestResponse struct {
 
 func (x *HarvestResponse) Reset() {
 	*x = HarvestResponse{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[55]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4409,7 +4674,7 @@ func (x *HarvestResponse) String() string {
 func (*HarvestResponse) ProtoMessage() {}
 
 func (x *HarvestResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[55]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4422,7 +4687,7 @@ func (x *HarvestResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HarvestResponse.ProtoReflect.Descriptor instead.
 func (*HarvestResponse) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{55}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *HarvestResponse) GetHarvest() *Harvest {
@@ -4440,7 +4705,7 @@ type CheckNodeRequest struct {
 
 func (x *CheckNodeRequest) Reset() {
 	*x = CheckNodeRequest{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[56]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4452,7 +4717,7 @@ func (x *CheckNodeRequest) String() string {
 func (*CheckNodeRequest) ProtoMessage() {}
 
 func (x *CheckNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[56]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4465,7 +4730,7 @@ func (x *CheckNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckNodeRequest.ProtoReflect.Descriptor instead.
 func (*CheckNodeRequest) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{56}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{58}
 }
 
 type NodeCheck struct {
@@ -4482,7 +4747,7 @@ type NodeCheck struct {
 
 func (x *NodeCheck) Reset() {
 	*x = NodeCheck{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[57]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4494,7 +4759,7 @@ func (x *NodeCheck) String() string {
 func (*NodeCheck) ProtoMessage() {}
 
 func (x *NodeCheck) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[57]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4507,7 +4772,7 @@ func (x *NodeCheck) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeCheck.ProtoReflect.Descriptor instead.
 func (*NodeCheck) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{57}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *NodeCheck) GetFeature() string {
@@ -4553,15 +4818,17 @@ func (x *NodeCheck) GetDetail() string {
 }
 
 type CheckNodeResponse struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Checks        []*NodeCheck           `protobuf:"bytes,1,rep,name=checks,proto3" json:"checks,omitempty"`
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	Checks []*NodeCheck           `protobuf:"bytes,1,rep,name=checks,proto3" json:"checks,omitempty"`
+	// Each runtime of runtime.allowed, and each that still has sandboxes to end, as they are now.
+	Runtimes      []*RuntimeStatus `protobuf:"bytes,2,rep,name=runtimes,proto3" json:"runtimes,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *CheckNodeResponse) Reset() {
 	*x = CheckNodeResponse{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[58]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4573,7 +4840,7 @@ func (x *CheckNodeResponse) String() string {
 func (*CheckNodeResponse) ProtoMessage() {}
 
 func (x *CheckNodeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[58]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4586,12 +4853,115 @@ func (x *CheckNodeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckNodeResponse.ProtoReflect.Descriptor instead.
 func (*CheckNodeResponse) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{58}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *CheckNodeResponse) GetChecks() []*NodeCheck {
 	if x != nil {
 		return x.Checks
+	}
+	return nil
+}
+
+func (x *CheckNodeResponse) GetRuntimes() []*RuntimeStatus {
+	if x != nil {
+		return x.Runtimes
+	}
+	return nil
+}
+
+// RuntimeStatus is one way to host sandboxes on this node.
+type RuntimeStatus struct {
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	Name      string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Isolation Isolation              `protobuf:"varint,2,opt,name=isolation,proto3,enum=sandbox.v1.Isolation" json:"isolation,omitempty"`
+	// Sessions can be created on it. If not, it only ends the sandboxes that it has.
+	Allowed bool `protobuf:"varint,3,opt,name=allowed,proto3" json:"allowed,omitempty"`
+	// It can host a sandbox, as far as is seen without making one.
+	Available bool `protobuf:"varint,4,opt,name=available,proto3" json:"available,omitempty"`
+	// Why it can't, and what an operator can do; empty when it can.
+	Reason        string                 `protobuf:"bytes,5,opt,name=reason,proto3" json:"reason,omitempty"`
+	Concessions   []*Concession          `protobuf:"bytes,6,rep,name=concessions,proto3" json:"concessions,omitempty"`
+	CheckedAt     *timestamppb.Timestamp `protobuf:"bytes,7,opt,name=checked_at,json=checkedAt,proto3" json:"checked_at,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RuntimeStatus) Reset() {
+	*x = RuntimeStatus{}
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[61]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RuntimeStatus) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RuntimeStatus) ProtoMessage() {}
+
+func (x *RuntimeStatus) ProtoReflect() protoreflect.Message {
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[61]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RuntimeStatus.ProtoReflect.Descriptor instead.
+func (*RuntimeStatus) Descriptor() ([]byte, []int) {
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{61}
+}
+
+func (x *RuntimeStatus) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *RuntimeStatus) GetIsolation() Isolation {
+	if x != nil {
+		return x.Isolation
+	}
+	return Isolation_ISOLATION_UNSPECIFIED
+}
+
+func (x *RuntimeStatus) GetAllowed() bool {
+	if x != nil {
+		return x.Allowed
+	}
+	return false
+}
+
+func (x *RuntimeStatus) GetAvailable() bool {
+	if x != nil {
+		return x.Available
+	}
+	return false
+}
+
+func (x *RuntimeStatus) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *RuntimeStatus) GetConcessions() []*Concession {
+	if x != nil {
+		return x.Concessions
+	}
+	return nil
+}
+
+func (x *RuntimeStatus) GetCheckedAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.CheckedAt
 	}
 	return nil
 }
@@ -4607,7 +4977,7 @@ type DrainNodeRequest struct {
 
 func (x *DrainNodeRequest) Reset() {
 	*x = DrainNodeRequest{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[59]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4619,7 +4989,7 @@ func (x *DrainNodeRequest) String() string {
 func (*DrainNodeRequest) ProtoMessage() {}
 
 func (x *DrainNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[59]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4632,7 +5002,7 @@ func (x *DrainNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainNodeRequest.ProtoReflect.Descriptor instead.
 func (*DrainNodeRequest) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{59}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *DrainNodeRequest) GetTimeoutSeconds() float64 {
@@ -4654,7 +5024,7 @@ type DrainedSession struct {
 
 func (x *DrainedSession) Reset() {
 	*x = DrainedSession{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[60]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4666,7 +5036,7 @@ func (x *DrainedSession) String() string {
 func (*DrainedSession) ProtoMessage() {}
 
 func (x *DrainedSession) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[60]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4679,7 +5049,7 @@ func (x *DrainedSession) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainedSession.ProtoReflect.Descriptor instead.
 func (*DrainedSession) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{60}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *DrainedSession) GetSessionId() string {
@@ -4712,7 +5082,7 @@ type DrainNodeResponse struct {
 
 func (x *DrainNodeResponse) Reset() {
 	*x = DrainNodeResponse{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[61]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4724,7 +5094,7 @@ func (x *DrainNodeResponse) String() string {
 func (*DrainNodeResponse) ProtoMessage() {}
 
 func (x *DrainNodeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[61]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4737,7 +5107,7 @@ func (x *DrainNodeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainNodeResponse.ProtoReflect.Descriptor instead.
 func (*DrainNodeResponse) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{61}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *DrainNodeResponse) GetSessions() []*DrainedSession {
@@ -4755,7 +5125,7 @@ type GetNodeInfoRequest struct {
 
 func (x *GetNodeInfoRequest) Reset() {
 	*x = GetNodeInfoRequest{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[62]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4767,7 +5137,7 @@ func (x *GetNodeInfoRequest) String() string {
 func (*GetNodeInfoRequest) ProtoMessage() {}
 
 func (x *GetNodeInfoRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[62]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4780,7 +5150,7 @@ func (x *GetNodeInfoRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetNodeInfoRequest.ProtoReflect.Descriptor instead.
 func (*GetNodeInfoRequest) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{62}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{65}
 }
 
 type GetNodeInfoResponse struct {
@@ -4795,13 +5165,15 @@ type GetNodeInfoResponse struct {
 	// The uid that the agent saw at the other end of this connection.
 	PeerUid        uint32   `protobuf:"varint,8,opt,name=peer_uid,json=peerUid,proto3" json:"peer_uid,omitempty"`
 	WorkspaceRoots []string `protobuf:"bytes,9,rep,name=workspace_roots,json=workspaceRoots,proto3" json:"workspace_roots,omitempty"`
-	unknownFields  protoimpl.UnknownFields
-	sizeCache      protoimpl.SizeCache
+	// As they were when they were looked at last, which is at most a minute ago.
+	Runtimes      []*RuntimeStatus `protobuf:"bytes,10,rep,name=runtimes,proto3" json:"runtimes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *GetNodeInfoResponse) Reset() {
 	*x = GetNodeInfoResponse{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[63]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4813,7 +5185,7 @@ func (x *GetNodeInfoResponse) String() string {
 func (*GetNodeInfoResponse) ProtoMessage() {}
 
 func (x *GetNodeInfoResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[63]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4826,7 +5198,7 @@ func (x *GetNodeInfoResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetNodeInfoResponse.ProtoReflect.Descriptor instead.
 func (*GetNodeInfoResponse) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{63}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *GetNodeInfoResponse) GetVersion() string {
@@ -4888,6 +5260,13 @@ func (x *GetNodeInfoResponse) GetPeerUid() uint32 {
 func (x *GetNodeInfoResponse) GetWorkspaceRoots() []string {
 	if x != nil {
 		return x.WorkspaceRoots
+	}
+	return nil
+}
+
+func (x *GetNodeInfoResponse) GetRuntimes() []*RuntimeStatus {
+	if x != nil {
+		return x.Runtimes
 	}
 	return nil
 }
@@ -4959,12 +5338,27 @@ const file_sandbox_v1_sandbox_proto_rawDesc = "" +
 	"\x04file\x18\x02 \x01(\tR\x04file\x12\x12\n" +
 	"\x04line\x18\x03 \x01(\rR\x04line\x12\x10\n" +
 	"\x03why\x18\x04 \x01(\tR\x03why\x12\x16\n" +
-	"\x06remedy\x18\x05 \x01(\tR\x06remedy\"g\n" +
+	"\x06remedy\x18\x05 \x01(\tR\x06remedy\"\x83\x01\n" +
 	"\tProofItem\x12\x18\n" +
 	"\apromise\x18\x01 \x01(\tR\apromise\x12\x12\n" +
 	"\x04what\x18\x02 \x01(\tR\x04what\x12\x14\n" +
 	"\x05holds\x18\x03 \x01(\bR\x05holds\x12\x16\n" +
-	"\x06detail\x18\x04 \x01(\tR\x06detail\"\xeb\x03\n" +
+	"\x06detail\x18\x04 \x01(\tR\x06detail\x12\x1a\n" +
+	"\bconceded\x18\x05 \x01(\bR\bconceded\"L\n" +
+	"\n" +
+	"Concession\x12\x18\n" +
+	"\apromise\x18\x01 \x01(\tR\apromise\x12\x12\n" +
+	"\x04what\x18\x02 \x01(\tR\x04what\x12\x10\n" +
+	"\x03why\x18\x03 \x01(\tR\x03why\"\xb4\x01\n" +
+	"\n" +
+	"Provenance\x12\x16\n" +
+	"\x06rootfs\x18\x01 \x01(\tR\x06rootfs\x12\x1f\n" +
+	"\vrootfs_kind\x18\x02 \x01(\tR\n" +
+	"rootfsKind\x12#\n" +
+	"\rrootfs_digest\x18\x03 \x01(\tR\frootfsDigest\x12'\n" +
+	"\x0freceiptd_sha256\x18\x04 \x01(\tR\x0ereceiptdSha256\x12\x1f\n" +
+	"\vpid1_sha256\x18\x05 \x01(\tR\n" +
+	"pid1Sha256\"\x92\x05\n" +
 	"\aSandbox\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x18\n" +
 	"\aruntime\x18\x02 \x01(\tR\aruntime\x12/\n" +
@@ -4980,14 +5374,19 @@ const file_sandbox_v1_sandbox_proto_rawDesc = "" +
 	"\x05proof\x18\b \x03(\v2\x15.sandbox.v1.ProofItemR\x05proof\x12&\n" +
 	"\x05seals\x18\t \x03(\v2\x10.sandbox.v1.SealR\x05seals\x120\n" +
 	"\bevidence\x18\n" +
-	" \x01(\v2\x14.sandbox.v1.EvidenceR\bevidence\"a\n" +
+	" \x01(\v2\x14.sandbox.v1.EvidenceR\bevidence\x123\n" +
+	"\tisolation\x18\v \x01(\x0e2\x15.sandbox.v1.IsolationR\tisolation\x126\n" +
+	"\n" +
+	"provenance\x18\f \x01(\v2\x16.sandbox.v1.ProvenanceR\n" +
+	"provenance\x128\n" +
+	"\vconcessions\x18\r \x03(\v2\x16.sandbox.v1.ConcessionR\vconcessions\"a\n" +
 	"\x05State\x12\x15\n" +
 	"\x11STATE_UNSPECIFIED\x10\x00\x12\f\n" +
 	"\bSTARTING\x10\x01\x12\t\n" +
 	"\x05READY\x10\x02\x12\f\n" +
 	"\bSTOPPING\x10\x03\x12\v\n" +
 	"\aSTOPPED\x10\x04\x12\r\n" +
-	"\tUNCERTAIN\x10\x05\"\xbc\b\n" +
+	"\tUNCERTAIN\x10\x05\"\x92\t\n" +
 	"\aSession\x12\x1d\n" +
 	"\n" +
 	"session_id\x18\x01 \x01(\tR\tsessionId\x12\x1f\n" +
@@ -5017,7 +5416,9 @@ const file_sandbox_v1_sandbox_proto_rawDesc = "" +
 	"\flast_harvest\x18\x13 \x01(\v2\x13.sandbox.v1.HarvestR\vlastHarvest\x12=\n" +
 	"\n" +
 	"conditions\x18\x14 \x01(\v2\x1d.sandbox.v1.CommandConditionsR\n" +
-	"conditions\x1a6\n" +
+	"conditions\x12\x18\n" +
+	"\aruntime\x18\x16 \x01(\tR\aruntime\x12:\n" +
+	"\rmin_isolation\x18\x17 \x01(\x0e2\x15.sandbox.v1.IsolationR\fminIsolation\x1a6\n" +
 	"\bEnvEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x93\x01\n" +
@@ -5046,7 +5447,7 @@ const file_sandbox_v1_sandbox_proto_rawDesc = "" +
 	"\vspill_bytes\x18\n" +
 	" \x01(\x03R\n" +
 	"spillBytes\x12\x14\n" +
-	"\x05queue\x18\v \x01(\x03R\x05queue\"\xb3\x03\n" +
+	"\x05queue\x18\v \x01(\x03R\x05queue\"\xef\x03\n" +
 	"\x14CreateSessionRequest\x12\x1d\n" +
 	"\n" +
 	"session_id\x18\x01 \x01(\tR\tsessionId\x123\n" +
@@ -5056,7 +5457,8 @@ const file_sandbox_v1_sandbox_proto_rawDesc = "" +
 	"\anetwork\x18\x05 \x01(\v2\x13.sandbox.v1.NetworkR\anetwork\x12)\n" +
 	"\x06grants\x18\x06 \x03(\v2\x11.sandbox.v1.GrantR\x06grants\x12)\n" +
 	"\x06caches\x18\a \x03(\v2\x11.sandbox.v1.CacheR\x06caches\x12;\n" +
-	"\x03env\x18\b \x03(\v2).sandbox.v1.CreateSessionRequest.EnvEntryR\x03env\x1a6\n" +
+	"\x03env\x18\b \x03(\v2).sandbox.v1.CreateSessionRequest.EnvEntryR\x03env\x12:\n" +
+	"\rmin_isolation\x18\t \x01(\x0e2\x15.sandbox.v1.IsolationR\fminIsolation\x1a6\n" +
 	"\bEnvEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"F\n" +
@@ -5322,9 +5724,19 @@ const file_sandbox_v1_sandbox_proto_rawDesc = "" +
 	"\x05since\x18\x03 \x01(\tR\x05since\x12\x18\n" +
 	"\apurpose\x18\x04 \x01(\tR\apurpose\x12\x16\n" +
 	"\x06remedy\x18\x05 \x01(\tR\x06remedy\x12\x16\n" +
-	"\x06detail\x18\x06 \x01(\tR\x06detail\"B\n" +
+	"\x06detail\x18\x06 \x01(\tR\x06detail\"y\n" +
 	"\x11CheckNodeResponse\x12-\n" +
-	"\x06checks\x18\x01 \x03(\v2\x15.sandbox.v1.NodeCheckR\x06checks\";\n" +
+	"\x06checks\x18\x01 \x03(\v2\x15.sandbox.v1.NodeCheckR\x06checks\x125\n" +
+	"\bruntimes\x18\x02 \x03(\v2\x19.sandbox.v1.RuntimeStatusR\bruntimes\"\x9d\x02\n" +
+	"\rRuntimeStatus\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x123\n" +
+	"\tisolation\x18\x02 \x01(\x0e2\x15.sandbox.v1.IsolationR\tisolation\x12\x18\n" +
+	"\aallowed\x18\x03 \x01(\bR\aallowed\x12\x1c\n" +
+	"\tavailable\x18\x04 \x01(\bR\tavailable\x12\x16\n" +
+	"\x06reason\x18\x05 \x01(\tR\x06reason\x128\n" +
+	"\vconcessions\x18\x06 \x03(\v2\x16.sandbox.v1.ConcessionR\vconcessions\x129\n" +
+	"\n" +
+	"checked_at\x18\a \x01(\v2\x1a.google.protobuf.TimestampR\tcheckedAt\";\n" +
 	"\x10DrainNodeRequest\x12'\n" +
 	"\x0ftimeout_seconds\x18\x01 \x01(\x01R\x0etimeoutSeconds\"y\n" +
 	"\x0eDrainedSession\x12\x1d\n" +
@@ -5334,7 +5746,7 @@ const file_sandbox_v1_sandbox_proto_rawDesc = "" +
 	"\x06reason\x18\x03 \x01(\tR\x06reason\"K\n" +
 	"\x11DrainNodeResponse\x126\n" +
 	"\bsessions\x18\x01 \x03(\v2\x1a.sandbox.v1.DrainedSessionR\bsessions\"\x14\n" +
-	"\x12GetNodeInfoRequest\"\xcf\x02\n" +
+	"\x12GetNodeInfoRequest\"\x86\x03\n" +
 	"\x13GetNodeInfoResponse\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\tR\aversion\x12\x17\n" +
 	"\aboot_id\x18\x02 \x01(\tR\x06bootId\x12\x16\n" +
@@ -5345,7 +5757,15 @@ const file_sandbox_v1_sandbox_proto_rawDesc = "" +
 	"started_at\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\tstartedAt\x12\x1a\n" +
 	"\bsessions\x18\a \x01(\x05R\bsessions\x12\x19\n" +
 	"\bpeer_uid\x18\b \x01(\rR\apeerUid\x12'\n" +
-	"\x0fworkspace_roots\x18\t \x03(\tR\x0eworkspaceRoots*Y\n" +
+	"\x0fworkspace_roots\x18\t \x03(\tR\x0eworkspaceRoots\x125\n" +
+	"\bruntimes\x18\n" +
+	" \x03(\v2\x19.sandbox.v1.RuntimeStatusR\bruntimes*`\n" +
+	"\tIsolation\x12\x19\n" +
+	"\x15ISOLATION_UNSPECIFIED\x10\x00\x12\x0e\n" +
+	"\n" +
+	"NAMESPACES\x10\x01\x12\x13\n" +
+	"\x0fSEPARATE_KERNEL\x10\x02\x12\x13\n" +
+	"\x0fVIRTUAL_MACHINE\x10\x03*Y\n" +
 	"\tExecState\x12\x1a\n" +
 	"\x16EXEC_STATE_UNSPECIFIED\x10\x00\x12\x0f\n" +
 	"\vEXEC_QUEUED\x10\x01\x12\x10\n" +
@@ -5402,206 +5822,220 @@ func file_sandbox_v1_sandbox_proto_rawDescGZIP() []byte {
 	return file_sandbox_v1_sandbox_proto_rawDescData
 }
 
-var file_sandbox_v1_sandbox_proto_enumTypes = make([]protoimpl.EnumInfo, 6)
-var file_sandbox_v1_sandbox_proto_msgTypes = make([]protoimpl.MessageInfo, 69)
+var file_sandbox_v1_sandbox_proto_enumTypes = make([]protoimpl.EnumInfo, 7)
+var file_sandbox_v1_sandbox_proto_msgTypes = make([]protoimpl.MessageInfo, 72)
 var file_sandbox_v1_sandbox_proto_goTypes = []any{
-	(ExecState)(0),                  // 0: sandbox.v1.ExecState
-	(Stream)(0),                     // 1: sandbox.v1.Stream
-	(CheckOutcome)(0),               // 2: sandbox.v1.CheckOutcome
-	(Sandbox_State)(0),              // 3: sandbox.v1.Sandbox.State
-	(Session_State)(0),              // 4: sandbox.v1.Session.State
-	(ExecResult_Status)(0),          // 5: sandbox.v1.ExecResult.Status
-	(*Workspace)(nil),               // 6: sandbox.v1.Workspace
-	(*Resources)(nil),               // 7: sandbox.v1.Resources
-	(*Network)(nil),                 // 8: sandbox.v1.Network
-	(*GrantFile)(nil),               // 9: sandbox.v1.GrantFile
-	(*Grant)(nil),                   // 10: sandbox.v1.Grant
-	(*Cache)(nil),                   // 11: sandbox.v1.Cache
-	(*EvidenceItem)(nil),            // 12: sandbox.v1.EvidenceItem
-	(*Evidence)(nil),                // 13: sandbox.v1.Evidence
-	(*Seal)(nil),                    // 14: sandbox.v1.Seal
-	(*Mount)(nil),                   // 15: sandbox.v1.Mount
-	(*GuardFinding)(nil),            // 16: sandbox.v1.GuardFinding
-	(*ProofItem)(nil),               // 17: sandbox.v1.ProofItem
-	(*Sandbox)(nil),                 // 18: sandbox.v1.Sandbox
-	(*Session)(nil),                 // 19: sandbox.v1.Session
-	(*CommandConditions)(nil),       // 20: sandbox.v1.CommandConditions
-	(*CreateSessionRequest)(nil),    // 21: sandbox.v1.CreateSessionRequest
-	(*CreateSessionResponse)(nil),   // 22: sandbox.v1.CreateSessionResponse
-	(*ClaimSessionRequest)(nil),     // 23: sandbox.v1.ClaimSessionRequest
-	(*ClaimSessionResponse)(nil),    // 24: sandbox.v1.ClaimSessionResponse
-	(*GetSessionRequest)(nil),       // 25: sandbox.v1.GetSessionRequest
-	(*GetSessionResponse)(nil),      // 26: sandbox.v1.GetSessionResponse
-	(*ListSessionsRequest)(nil),     // 27: sandbox.v1.ListSessionsRequest
-	(*ListSessionsResponse)(nil),    // 28: sandbox.v1.ListSessionsResponse
-	(*UpdateGrantsRequest)(nil),     // 29: sandbox.v1.UpdateGrantsRequest
-	(*UpdateGrantsResponse)(nil),    // 30: sandbox.v1.UpdateGrantsResponse
-	(*RetireSandboxRequest)(nil),    // 31: sandbox.v1.RetireSandboxRequest
-	(*RetireSandboxResponse)(nil),   // 32: sandbox.v1.RetireSandboxResponse
-	(*DeleteSessionRequest)(nil),    // 33: sandbox.v1.DeleteSessionRequest
-	(*DeleteSessionResponse)(nil),   // 34: sandbox.v1.DeleteSessionResponse
-	(*DeleteWorkspaceRequest)(nil),  // 35: sandbox.v1.DeleteWorkspaceRequest
-	(*DeleteWorkspaceResponse)(nil), // 36: sandbox.v1.DeleteWorkspaceResponse
-	(*WatchEventsRequest)(nil),      // 37: sandbox.v1.WatchEventsRequest
-	(*Event)(nil),                   // 38: sandbox.v1.Event
-	(*WatchEventsResponse)(nil),     // 39: sandbox.v1.WatchEventsResponse
-	(*OutputInfo)(nil),              // 40: sandbox.v1.OutputInfo
-	(*Usage)(nil),                   // 41: sandbox.v1.Usage
-	(*Harvest)(nil),                 // 42: sandbox.v1.Harvest
-	(*HarvestConflict)(nil),         // 43: sandbox.v1.HarvestConflict
-	(*ExecResult)(nil),              // 44: sandbox.v1.ExecResult
-	(*ExecRequest)(nil),             // 45: sandbox.v1.ExecRequest
-	(*ExecResponse)(nil),            // 46: sandbox.v1.ExecResponse
-	(*StreamExecRequest)(nil),       // 47: sandbox.v1.StreamExecRequest
-	(*OutputChunk)(nil),             // 48: sandbox.v1.OutputChunk
-	(*ExecStarted)(nil),             // 49: sandbox.v1.ExecStarted
-	(*StreamExecResponse)(nil),      // 50: sandbox.v1.StreamExecResponse
-	(*GetExecRequest)(nil),          // 51: sandbox.v1.GetExecRequest
-	(*GetExecResponse)(nil),         // 52: sandbox.v1.GetExecResponse
-	(*ListExecsRequest)(nil),        // 53: sandbox.v1.ListExecsRequest
-	(*ExecSummary)(nil),             // 54: sandbox.v1.ExecSummary
-	(*ListExecsResponse)(nil),       // 55: sandbox.v1.ListExecsResponse
-	(*CancelExecRequest)(nil),       // 56: sandbox.v1.CancelExecRequest
-	(*CancelExecResponse)(nil),      // 57: sandbox.v1.CancelExecResponse
-	(*GitRequest)(nil),              // 58: sandbox.v1.GitRequest
-	(*GitResponse)(nil),             // 59: sandbox.v1.GitResponse
-	(*HarvestRequest)(nil),          // 60: sandbox.v1.HarvestRequest
-	(*HarvestResponse)(nil),         // 61: sandbox.v1.HarvestResponse
-	(*CheckNodeRequest)(nil),        // 62: sandbox.v1.CheckNodeRequest
-	(*NodeCheck)(nil),               // 63: sandbox.v1.NodeCheck
-	(*CheckNodeResponse)(nil),       // 64: sandbox.v1.CheckNodeResponse
-	(*DrainNodeRequest)(nil),        // 65: sandbox.v1.DrainNodeRequest
-	(*DrainedSession)(nil),          // 66: sandbox.v1.DrainedSession
-	(*DrainNodeResponse)(nil),       // 67: sandbox.v1.DrainNodeResponse
-	(*GetNodeInfoRequest)(nil),      // 68: sandbox.v1.GetNodeInfoRequest
-	(*GetNodeInfoResponse)(nil),     // 69: sandbox.v1.GetNodeInfoResponse
-	nil,                             // 70: sandbox.v1.Grant.EnvEntry
-	nil,                             // 71: sandbox.v1.Session.EnvEntry
-	nil,                             // 72: sandbox.v1.CreateSessionRequest.EnvEntry
-	nil,                             // 73: sandbox.v1.ExecResult.LabelsEntry
-	nil,                             // 74: sandbox.v1.ExecRequest.LabelsEntry
-	(*timestamppb.Timestamp)(nil),   // 75: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),     // 76: google.protobuf.Duration
+	(Isolation)(0),                  // 0: sandbox.v1.Isolation
+	(ExecState)(0),                  // 1: sandbox.v1.ExecState
+	(Stream)(0),                     // 2: sandbox.v1.Stream
+	(CheckOutcome)(0),               // 3: sandbox.v1.CheckOutcome
+	(Sandbox_State)(0),              // 4: sandbox.v1.Sandbox.State
+	(Session_State)(0),              // 5: sandbox.v1.Session.State
+	(ExecResult_Status)(0),          // 6: sandbox.v1.ExecResult.Status
+	(*Workspace)(nil),               // 7: sandbox.v1.Workspace
+	(*Resources)(nil),               // 8: sandbox.v1.Resources
+	(*Network)(nil),                 // 9: sandbox.v1.Network
+	(*GrantFile)(nil),               // 10: sandbox.v1.GrantFile
+	(*Grant)(nil),                   // 11: sandbox.v1.Grant
+	(*Cache)(nil),                   // 12: sandbox.v1.Cache
+	(*EvidenceItem)(nil),            // 13: sandbox.v1.EvidenceItem
+	(*Evidence)(nil),                // 14: sandbox.v1.Evidence
+	(*Seal)(nil),                    // 15: sandbox.v1.Seal
+	(*Mount)(nil),                   // 16: sandbox.v1.Mount
+	(*GuardFinding)(nil),            // 17: sandbox.v1.GuardFinding
+	(*ProofItem)(nil),               // 18: sandbox.v1.ProofItem
+	(*Concession)(nil),              // 19: sandbox.v1.Concession
+	(*Provenance)(nil),              // 20: sandbox.v1.Provenance
+	(*Sandbox)(nil),                 // 21: sandbox.v1.Sandbox
+	(*Session)(nil),                 // 22: sandbox.v1.Session
+	(*CommandConditions)(nil),       // 23: sandbox.v1.CommandConditions
+	(*CreateSessionRequest)(nil),    // 24: sandbox.v1.CreateSessionRequest
+	(*CreateSessionResponse)(nil),   // 25: sandbox.v1.CreateSessionResponse
+	(*ClaimSessionRequest)(nil),     // 26: sandbox.v1.ClaimSessionRequest
+	(*ClaimSessionResponse)(nil),    // 27: sandbox.v1.ClaimSessionResponse
+	(*GetSessionRequest)(nil),       // 28: sandbox.v1.GetSessionRequest
+	(*GetSessionResponse)(nil),      // 29: sandbox.v1.GetSessionResponse
+	(*ListSessionsRequest)(nil),     // 30: sandbox.v1.ListSessionsRequest
+	(*ListSessionsResponse)(nil),    // 31: sandbox.v1.ListSessionsResponse
+	(*UpdateGrantsRequest)(nil),     // 32: sandbox.v1.UpdateGrantsRequest
+	(*UpdateGrantsResponse)(nil),    // 33: sandbox.v1.UpdateGrantsResponse
+	(*RetireSandboxRequest)(nil),    // 34: sandbox.v1.RetireSandboxRequest
+	(*RetireSandboxResponse)(nil),   // 35: sandbox.v1.RetireSandboxResponse
+	(*DeleteSessionRequest)(nil),    // 36: sandbox.v1.DeleteSessionRequest
+	(*DeleteSessionResponse)(nil),   // 37: sandbox.v1.DeleteSessionResponse
+	(*DeleteWorkspaceRequest)(nil),  // 38: sandbox.v1.DeleteWorkspaceRequest
+	(*DeleteWorkspaceResponse)(nil), // 39: sandbox.v1.DeleteWorkspaceResponse
+	(*WatchEventsRequest)(nil),      // 40: sandbox.v1.WatchEventsRequest
+	(*Event)(nil),                   // 41: sandbox.v1.Event
+	(*WatchEventsResponse)(nil),     // 42: sandbox.v1.WatchEventsResponse
+	(*OutputInfo)(nil),              // 43: sandbox.v1.OutputInfo
+	(*Usage)(nil),                   // 44: sandbox.v1.Usage
+	(*Harvest)(nil),                 // 45: sandbox.v1.Harvest
+	(*HarvestConflict)(nil),         // 46: sandbox.v1.HarvestConflict
+	(*ExecResult)(nil),              // 47: sandbox.v1.ExecResult
+	(*ExecRequest)(nil),             // 48: sandbox.v1.ExecRequest
+	(*ExecResponse)(nil),            // 49: sandbox.v1.ExecResponse
+	(*StreamExecRequest)(nil),       // 50: sandbox.v1.StreamExecRequest
+	(*OutputChunk)(nil),             // 51: sandbox.v1.OutputChunk
+	(*ExecStarted)(nil),             // 52: sandbox.v1.ExecStarted
+	(*StreamExecResponse)(nil),      // 53: sandbox.v1.StreamExecResponse
+	(*GetExecRequest)(nil),          // 54: sandbox.v1.GetExecRequest
+	(*GetExecResponse)(nil),         // 55: sandbox.v1.GetExecResponse
+	(*ListExecsRequest)(nil),        // 56: sandbox.v1.ListExecsRequest
+	(*ExecSummary)(nil),             // 57: sandbox.v1.ExecSummary
+	(*ListExecsResponse)(nil),       // 58: sandbox.v1.ListExecsResponse
+	(*CancelExecRequest)(nil),       // 59: sandbox.v1.CancelExecRequest
+	(*CancelExecResponse)(nil),      // 60: sandbox.v1.CancelExecResponse
+	(*GitRequest)(nil),              // 61: sandbox.v1.GitRequest
+	(*GitResponse)(nil),             // 62: sandbox.v1.GitResponse
+	(*HarvestRequest)(nil),          // 63: sandbox.v1.HarvestRequest
+	(*HarvestResponse)(nil),         // 64: sandbox.v1.HarvestResponse
+	(*CheckNodeRequest)(nil),        // 65: sandbox.v1.CheckNodeRequest
+	(*NodeCheck)(nil),               // 66: sandbox.v1.NodeCheck
+	(*CheckNodeResponse)(nil),       // 67: sandbox.v1.CheckNodeResponse
+	(*RuntimeStatus)(nil),           // 68: sandbox.v1.RuntimeStatus
+	(*DrainNodeRequest)(nil),        // 69: sandbox.v1.DrainNodeRequest
+	(*DrainedSession)(nil),          // 70: sandbox.v1.DrainedSession
+	(*DrainNodeResponse)(nil),       // 71: sandbox.v1.DrainNodeResponse
+	(*GetNodeInfoRequest)(nil),      // 72: sandbox.v1.GetNodeInfoRequest
+	(*GetNodeInfoResponse)(nil),     // 73: sandbox.v1.GetNodeInfoResponse
+	nil,                             // 74: sandbox.v1.Grant.EnvEntry
+	nil,                             // 75: sandbox.v1.Session.EnvEntry
+	nil,                             // 76: sandbox.v1.CreateSessionRequest.EnvEntry
+	nil,                             // 77: sandbox.v1.ExecResult.LabelsEntry
+	nil,                             // 78: sandbox.v1.ExecRequest.LabelsEntry
+	(*timestamppb.Timestamp)(nil),   // 79: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),     // 80: google.protobuf.Duration
 }
 var file_sandbox_v1_sandbox_proto_depIdxs = []int32{
-	9,  // 0: sandbox.v1.Grant.files:type_name -> sandbox.v1.GrantFile
-	70, // 1: sandbox.v1.Grant.env:type_name -> sandbox.v1.Grant.EnvEntry
-	75, // 2: sandbox.v1.Grant.expires_at:type_name -> google.protobuf.Timestamp
-	75, // 3: sandbox.v1.EvidenceItem.observed_at:type_name -> google.protobuf.Timestamp
-	12, // 4: sandbox.v1.Evidence.items:type_name -> sandbox.v1.EvidenceItem
-	3,  // 5: sandbox.v1.Sandbox.state:type_name -> sandbox.v1.Sandbox.State
-	75, // 6: sandbox.v1.Sandbox.started_at:type_name -> google.protobuf.Timestamp
-	17, // 7: sandbox.v1.Sandbox.proof:type_name -> sandbox.v1.ProofItem
-	14, // 8: sandbox.v1.Sandbox.seals:type_name -> sandbox.v1.Seal
-	13, // 9: sandbox.v1.Sandbox.evidence:type_name -> sandbox.v1.Evidence
-	4,  // 10: sandbox.v1.Session.state:type_name -> sandbox.v1.Session.State
-	6,  // 11: sandbox.v1.Session.workspace:type_name -> sandbox.v1.Workspace
-	18, // 12: sandbox.v1.Session.sandbox:type_name -> sandbox.v1.Sandbox
-	7,  // 13: sandbox.v1.Session.resources:type_name -> sandbox.v1.Resources
-	8,  // 14: sandbox.v1.Session.network:type_name -> sandbox.v1.Network
-	71, // 15: sandbox.v1.Session.env:type_name -> sandbox.v1.Session.EnvEntry
-	75, // 16: sandbox.v1.Session.created_at:type_name -> google.protobuf.Timestamp
-	11, // 17: sandbox.v1.Session.caches:type_name -> sandbox.v1.Cache
-	15, // 18: sandbox.v1.Session.mounts:type_name -> sandbox.v1.Mount
-	16, // 19: sandbox.v1.Session.left_out:type_name -> sandbox.v1.GuardFinding
-	42, // 20: sandbox.v1.Session.last_harvest:type_name -> sandbox.v1.Harvest
-	20, // 21: sandbox.v1.Session.conditions:type_name -> sandbox.v1.CommandConditions
-	76, // 22: sandbox.v1.CommandConditions.timeout:type_name -> google.protobuf.Duration
-	76, // 23: sandbox.v1.CommandConditions.max_timeout:type_name -> google.protobuf.Duration
-	6,  // 24: sandbox.v1.CreateSessionRequest.workspace:type_name -> sandbox.v1.Workspace
-	7,  // 25: sandbox.v1.CreateSessionRequest.resources:type_name -> sandbox.v1.Resources
-	8,  // 26: sandbox.v1.CreateSessionRequest.network:type_name -> sandbox.v1.Network
-	10, // 27: sandbox.v1.CreateSessionRequest.grants:type_name -> sandbox.v1.Grant
-	11, // 28: sandbox.v1.CreateSessionRequest.caches:type_name -> sandbox.v1.Cache
-	72, // 29: sandbox.v1.CreateSessionRequest.env:type_name -> sandbox.v1.CreateSessionRequest.EnvEntry
-	19, // 30: sandbox.v1.CreateSessionResponse.session:type_name -> sandbox.v1.Session
-	19, // 31: sandbox.v1.ClaimSessionResponse.session:type_name -> sandbox.v1.Session
-	19, // 32: sandbox.v1.GetSessionResponse.session:type_name -> sandbox.v1.Session
-	19, // 33: sandbox.v1.ListSessionsResponse.sessions:type_name -> sandbox.v1.Session
-	10, // 34: sandbox.v1.UpdateGrantsRequest.grants:type_name -> sandbox.v1.Grant
-	19, // 35: sandbox.v1.UpdateGrantsResponse.session:type_name -> sandbox.v1.Session
-	19, // 36: sandbox.v1.RetireSandboxResponse.session:type_name -> sandbox.v1.Session
-	13, // 37: sandbox.v1.RetireSandboxResponse.evidence:type_name -> sandbox.v1.Evidence
-	13, // 38: sandbox.v1.DeleteSessionResponse.evidence:type_name -> sandbox.v1.Evidence
-	13, // 39: sandbox.v1.DeleteWorkspaceResponse.evidence:type_name -> sandbox.v1.Evidence
-	75, // 40: sandbox.v1.Event.at:type_name -> google.protobuf.Timestamp
-	38, // 41: sandbox.v1.WatchEventsResponse.event:type_name -> sandbox.v1.Event
-	76, // 42: sandbox.v1.Usage.user_cpu:type_name -> google.protobuf.Duration
-	76, // 43: sandbox.v1.Usage.system_cpu:type_name -> google.protobuf.Duration
-	43, // 44: sandbox.v1.Harvest.conflicts:type_name -> sandbox.v1.HarvestConflict
-	5,  // 45: sandbox.v1.ExecResult.status:type_name -> sandbox.v1.ExecResult.Status
-	40, // 46: sandbox.v1.ExecResult.stdout_info:type_name -> sandbox.v1.OutputInfo
-	40, // 47: sandbox.v1.ExecResult.stderr_info:type_name -> sandbox.v1.OutputInfo
-	75, // 48: sandbox.v1.ExecResult.started_at:type_name -> google.protobuf.Timestamp
-	76, // 49: sandbox.v1.ExecResult.duration:type_name -> google.protobuf.Duration
-	41, // 50: sandbox.v1.ExecResult.usage:type_name -> sandbox.v1.Usage
-	42, // 51: sandbox.v1.ExecResult.harvest:type_name -> sandbox.v1.Harvest
-	73, // 52: sandbox.v1.ExecResult.labels:type_name -> sandbox.v1.ExecResult.LabelsEntry
-	13, // 53: sandbox.v1.ExecResult.evidence:type_name -> sandbox.v1.Evidence
-	74, // 54: sandbox.v1.ExecRequest.labels:type_name -> sandbox.v1.ExecRequest.LabelsEntry
-	44, // 55: sandbox.v1.ExecResponse.result:type_name -> sandbox.v1.ExecResult
-	45, // 56: sandbox.v1.StreamExecRequest.exec:type_name -> sandbox.v1.ExecRequest
-	1,  // 57: sandbox.v1.OutputChunk.stream:type_name -> sandbox.v1.Stream
-	49, // 58: sandbox.v1.StreamExecResponse.started:type_name -> sandbox.v1.ExecStarted
-	48, // 59: sandbox.v1.StreamExecResponse.output:type_name -> sandbox.v1.OutputChunk
-	44, // 60: sandbox.v1.StreamExecResponse.result:type_name -> sandbox.v1.ExecResult
-	0,  // 61: sandbox.v1.GetExecResponse.state:type_name -> sandbox.v1.ExecState
-	44, // 62: sandbox.v1.GetExecResponse.result:type_name -> sandbox.v1.ExecResult
-	0,  // 63: sandbox.v1.ExecSummary.state:type_name -> sandbox.v1.ExecState
-	5,  // 64: sandbox.v1.ExecSummary.status:type_name -> sandbox.v1.ExecResult.Status
-	75, // 65: sandbox.v1.ExecSummary.requested_at:type_name -> google.protobuf.Timestamp
-	54, // 66: sandbox.v1.ListExecsResponse.execs:type_name -> sandbox.v1.ExecSummary
-	44, // 67: sandbox.v1.CancelExecResponse.result:type_name -> sandbox.v1.ExecResult
-	42, // 68: sandbox.v1.GitResponse.harvest:type_name -> sandbox.v1.Harvest
-	42, // 69: sandbox.v1.HarvestResponse.harvest:type_name -> sandbox.v1.Harvest
-	2,  // 70: sandbox.v1.NodeCheck.outcome:type_name -> sandbox.v1.CheckOutcome
-	63, // 71: sandbox.v1.CheckNodeResponse.checks:type_name -> sandbox.v1.NodeCheck
-	13, // 72: sandbox.v1.DrainedSession.evidence:type_name -> sandbox.v1.Evidence
-	66, // 73: sandbox.v1.DrainNodeResponse.sessions:type_name -> sandbox.v1.DrainedSession
-	75, // 74: sandbox.v1.GetNodeInfoResponse.started_at:type_name -> google.protobuf.Timestamp
-	21, // 75: sandbox.v1.SessionService.CreateSession:input_type -> sandbox.v1.CreateSessionRequest
-	23, // 76: sandbox.v1.SessionService.ClaimSession:input_type -> sandbox.v1.ClaimSessionRequest
-	25, // 77: sandbox.v1.SessionService.GetSession:input_type -> sandbox.v1.GetSessionRequest
-	27, // 78: sandbox.v1.SessionService.ListSessions:input_type -> sandbox.v1.ListSessionsRequest
-	29, // 79: sandbox.v1.SessionService.UpdateGrants:input_type -> sandbox.v1.UpdateGrantsRequest
-	31, // 80: sandbox.v1.SessionService.RetireSandbox:input_type -> sandbox.v1.RetireSandboxRequest
-	33, // 81: sandbox.v1.SessionService.DeleteSession:input_type -> sandbox.v1.DeleteSessionRequest
-	35, // 82: sandbox.v1.SessionService.DeleteWorkspace:input_type -> sandbox.v1.DeleteWorkspaceRequest
-	37, // 83: sandbox.v1.SessionService.WatchEvents:input_type -> sandbox.v1.WatchEventsRequest
-	45, // 84: sandbox.v1.ExecService.Exec:input_type -> sandbox.v1.ExecRequest
-	47, // 85: sandbox.v1.ExecService.StreamExec:input_type -> sandbox.v1.StreamExecRequest
-	51, // 86: sandbox.v1.ExecService.GetExec:input_type -> sandbox.v1.GetExecRequest
-	53, // 87: sandbox.v1.ExecService.ListExecs:input_type -> sandbox.v1.ListExecsRequest
-	56, // 88: sandbox.v1.ExecService.CancelExec:input_type -> sandbox.v1.CancelExecRequest
-	58, // 89: sandbox.v1.GitService.Git:input_type -> sandbox.v1.GitRequest
-	60, // 90: sandbox.v1.GitService.Harvest:input_type -> sandbox.v1.HarvestRequest
-	62, // 91: sandbox.v1.NodeService.CheckNode:input_type -> sandbox.v1.CheckNodeRequest
-	68, // 92: sandbox.v1.NodeService.GetNodeInfo:input_type -> sandbox.v1.GetNodeInfoRequest
-	65, // 93: sandbox.v1.NodeService.DrainNode:input_type -> sandbox.v1.DrainNodeRequest
-	22, // 94: sandbox.v1.SessionService.CreateSession:output_type -> sandbox.v1.CreateSessionResponse
-	24, // 95: sandbox.v1.SessionService.ClaimSession:output_type -> sandbox.v1.ClaimSessionResponse
-	26, // 96: sandbox.v1.SessionService.GetSession:output_type -> sandbox.v1.GetSessionResponse
-	28, // 97: sandbox.v1.SessionService.ListSessions:output_type -> sandbox.v1.ListSessionsResponse
-	30, // 98: sandbox.v1.SessionService.UpdateGrants:output_type -> sandbox.v1.UpdateGrantsResponse
-	32, // 99: sandbox.v1.SessionService.RetireSandbox:output_type -> sandbox.v1.RetireSandboxResponse
-	34, // 100: sandbox.v1.SessionService.DeleteSession:output_type -> sandbox.v1.DeleteSessionResponse
-	36, // 101: sandbox.v1.SessionService.DeleteWorkspace:output_type -> sandbox.v1.DeleteWorkspaceResponse
-	39, // 102: sandbox.v1.SessionService.WatchEvents:output_type -> sandbox.v1.WatchEventsResponse
-	46, // 103: sandbox.v1.ExecService.Exec:output_type -> sandbox.v1.ExecResponse
-	50, // 104: sandbox.v1.ExecService.StreamExec:output_type -> sandbox.v1.StreamExecResponse
-	52, // 105: sandbox.v1.ExecService.GetExec:output_type -> sandbox.v1.GetExecResponse
-	55, // 106: sandbox.v1.ExecService.ListExecs:output_type -> sandbox.v1.ListExecsResponse
-	57, // 107: sandbox.v1.ExecService.CancelExec:output_type -> sandbox.v1.CancelExecResponse
-	59, // 108: sandbox.v1.GitService.Git:output_type -> sandbox.v1.GitResponse
-	61, // 109: sandbox.v1.GitService.Harvest:output_type -> sandbox.v1.HarvestResponse
-	64, // 110: sandbox.v1.NodeService.CheckNode:output_type -> sandbox.v1.CheckNodeResponse
-	69, // 111: sandbox.v1.NodeService.GetNodeInfo:output_type -> sandbox.v1.GetNodeInfoResponse
-	67, // 112: sandbox.v1.NodeService.DrainNode:output_type -> sandbox.v1.DrainNodeResponse
-	94, // [94:113] is the sub-list for method output_type
-	75, // [75:94] is the sub-list for method input_type
-	75, // [75:75] is the sub-list for extension type_name
-	75, // [75:75] is the sub-list for extension extendee
-	0,  // [0:75] is the sub-list for field type_name
+	10,  // 0: sandbox.v1.Grant.files:type_name -> sandbox.v1.GrantFile
+	74,  // 1: sandbox.v1.Grant.env:type_name -> sandbox.v1.Grant.EnvEntry
+	79,  // 2: sandbox.v1.Grant.expires_at:type_name -> google.protobuf.Timestamp
+	79,  // 3: sandbox.v1.EvidenceItem.observed_at:type_name -> google.protobuf.Timestamp
+	13,  // 4: sandbox.v1.Evidence.items:type_name -> sandbox.v1.EvidenceItem
+	4,   // 5: sandbox.v1.Sandbox.state:type_name -> sandbox.v1.Sandbox.State
+	79,  // 6: sandbox.v1.Sandbox.started_at:type_name -> google.protobuf.Timestamp
+	18,  // 7: sandbox.v1.Sandbox.proof:type_name -> sandbox.v1.ProofItem
+	15,  // 8: sandbox.v1.Sandbox.seals:type_name -> sandbox.v1.Seal
+	14,  // 9: sandbox.v1.Sandbox.evidence:type_name -> sandbox.v1.Evidence
+	0,   // 10: sandbox.v1.Sandbox.isolation:type_name -> sandbox.v1.Isolation
+	20,  // 11: sandbox.v1.Sandbox.provenance:type_name -> sandbox.v1.Provenance
+	19,  // 12: sandbox.v1.Sandbox.concessions:type_name -> sandbox.v1.Concession
+	5,   // 13: sandbox.v1.Session.state:type_name -> sandbox.v1.Session.State
+	7,   // 14: sandbox.v1.Session.workspace:type_name -> sandbox.v1.Workspace
+	21,  // 15: sandbox.v1.Session.sandbox:type_name -> sandbox.v1.Sandbox
+	8,   // 16: sandbox.v1.Session.resources:type_name -> sandbox.v1.Resources
+	9,   // 17: sandbox.v1.Session.network:type_name -> sandbox.v1.Network
+	75,  // 18: sandbox.v1.Session.env:type_name -> sandbox.v1.Session.EnvEntry
+	79,  // 19: sandbox.v1.Session.created_at:type_name -> google.protobuf.Timestamp
+	12,  // 20: sandbox.v1.Session.caches:type_name -> sandbox.v1.Cache
+	16,  // 21: sandbox.v1.Session.mounts:type_name -> sandbox.v1.Mount
+	17,  // 22: sandbox.v1.Session.left_out:type_name -> sandbox.v1.GuardFinding
+	45,  // 23: sandbox.v1.Session.last_harvest:type_name -> sandbox.v1.Harvest
+	23,  // 24: sandbox.v1.Session.conditions:type_name -> sandbox.v1.CommandConditions
+	0,   // 25: sandbox.v1.Session.min_isolation:type_name -> sandbox.v1.Isolation
+	80,  // 26: sandbox.v1.CommandConditions.timeout:type_name -> google.protobuf.Duration
+	80,  // 27: sandbox.v1.CommandConditions.max_timeout:type_name -> google.protobuf.Duration
+	7,   // 28: sandbox.v1.CreateSessionRequest.workspace:type_name -> sandbox.v1.Workspace
+	8,   // 29: sandbox.v1.CreateSessionRequest.resources:type_name -> sandbox.v1.Resources
+	9,   // 30: sandbox.v1.CreateSessionRequest.network:type_name -> sandbox.v1.Network
+	11,  // 31: sandbox.v1.CreateSessionRequest.grants:type_name -> sandbox.v1.Grant
+	12,  // 32: sandbox.v1.CreateSessionRequest.caches:type_name -> sandbox.v1.Cache
+	76,  // 33: sandbox.v1.CreateSessionRequest.env:type_name -> sandbox.v1.CreateSessionRequest.EnvEntry
+	0,   // 34: sandbox.v1.CreateSessionRequest.min_isolation:type_name -> sandbox.v1.Isolation
+	22,  // 35: sandbox.v1.CreateSessionResponse.session:type_name -> sandbox.v1.Session
+	22,  // 36: sandbox.v1.ClaimSessionResponse.session:type_name -> sandbox.v1.Session
+	22,  // 37: sandbox.v1.GetSessionResponse.session:type_name -> sandbox.v1.Session
+	22,  // 38: sandbox.v1.ListSessionsResponse.sessions:type_name -> sandbox.v1.Session
+	11,  // 39: sandbox.v1.UpdateGrantsRequest.grants:type_name -> sandbox.v1.Grant
+	22,  // 40: sandbox.v1.UpdateGrantsResponse.session:type_name -> sandbox.v1.Session
+	22,  // 41: sandbox.v1.RetireSandboxResponse.session:type_name -> sandbox.v1.Session
+	14,  // 42: sandbox.v1.RetireSandboxResponse.evidence:type_name -> sandbox.v1.Evidence
+	14,  // 43: sandbox.v1.DeleteSessionResponse.evidence:type_name -> sandbox.v1.Evidence
+	14,  // 44: sandbox.v1.DeleteWorkspaceResponse.evidence:type_name -> sandbox.v1.Evidence
+	79,  // 45: sandbox.v1.Event.at:type_name -> google.protobuf.Timestamp
+	41,  // 46: sandbox.v1.WatchEventsResponse.event:type_name -> sandbox.v1.Event
+	80,  // 47: sandbox.v1.Usage.user_cpu:type_name -> google.protobuf.Duration
+	80,  // 48: sandbox.v1.Usage.system_cpu:type_name -> google.protobuf.Duration
+	46,  // 49: sandbox.v1.Harvest.conflicts:type_name -> sandbox.v1.HarvestConflict
+	6,   // 50: sandbox.v1.ExecResult.status:type_name -> sandbox.v1.ExecResult.Status
+	43,  // 51: sandbox.v1.ExecResult.stdout_info:type_name -> sandbox.v1.OutputInfo
+	43,  // 52: sandbox.v1.ExecResult.stderr_info:type_name -> sandbox.v1.OutputInfo
+	79,  // 53: sandbox.v1.ExecResult.started_at:type_name -> google.protobuf.Timestamp
+	80,  // 54: sandbox.v1.ExecResult.duration:type_name -> google.protobuf.Duration
+	44,  // 55: sandbox.v1.ExecResult.usage:type_name -> sandbox.v1.Usage
+	45,  // 56: sandbox.v1.ExecResult.harvest:type_name -> sandbox.v1.Harvest
+	77,  // 57: sandbox.v1.ExecResult.labels:type_name -> sandbox.v1.ExecResult.LabelsEntry
+	14,  // 58: sandbox.v1.ExecResult.evidence:type_name -> sandbox.v1.Evidence
+	78,  // 59: sandbox.v1.ExecRequest.labels:type_name -> sandbox.v1.ExecRequest.LabelsEntry
+	47,  // 60: sandbox.v1.ExecResponse.result:type_name -> sandbox.v1.ExecResult
+	48,  // 61: sandbox.v1.StreamExecRequest.exec:type_name -> sandbox.v1.ExecRequest
+	2,   // 62: sandbox.v1.OutputChunk.stream:type_name -> sandbox.v1.Stream
+	52,  // 63: sandbox.v1.StreamExecResponse.started:type_name -> sandbox.v1.ExecStarted
+	51,  // 64: sandbox.v1.StreamExecResponse.output:type_name -> sandbox.v1.OutputChunk
+	47,  // 65: sandbox.v1.StreamExecResponse.result:type_name -> sandbox.v1.ExecResult
+	1,   // 66: sandbox.v1.GetExecResponse.state:type_name -> sandbox.v1.ExecState
+	47,  // 67: sandbox.v1.GetExecResponse.result:type_name -> sandbox.v1.ExecResult
+	1,   // 68: sandbox.v1.ExecSummary.state:type_name -> sandbox.v1.ExecState
+	6,   // 69: sandbox.v1.ExecSummary.status:type_name -> sandbox.v1.ExecResult.Status
+	79,  // 70: sandbox.v1.ExecSummary.requested_at:type_name -> google.protobuf.Timestamp
+	57,  // 71: sandbox.v1.ListExecsResponse.execs:type_name -> sandbox.v1.ExecSummary
+	47,  // 72: sandbox.v1.CancelExecResponse.result:type_name -> sandbox.v1.ExecResult
+	45,  // 73: sandbox.v1.GitResponse.harvest:type_name -> sandbox.v1.Harvest
+	45,  // 74: sandbox.v1.HarvestResponse.harvest:type_name -> sandbox.v1.Harvest
+	3,   // 75: sandbox.v1.NodeCheck.outcome:type_name -> sandbox.v1.CheckOutcome
+	66,  // 76: sandbox.v1.CheckNodeResponse.checks:type_name -> sandbox.v1.NodeCheck
+	68,  // 77: sandbox.v1.CheckNodeResponse.runtimes:type_name -> sandbox.v1.RuntimeStatus
+	0,   // 78: sandbox.v1.RuntimeStatus.isolation:type_name -> sandbox.v1.Isolation
+	19,  // 79: sandbox.v1.RuntimeStatus.concessions:type_name -> sandbox.v1.Concession
+	79,  // 80: sandbox.v1.RuntimeStatus.checked_at:type_name -> google.protobuf.Timestamp
+	14,  // 81: sandbox.v1.DrainedSession.evidence:type_name -> sandbox.v1.Evidence
+	70,  // 82: sandbox.v1.DrainNodeResponse.sessions:type_name -> sandbox.v1.DrainedSession
+	79,  // 83: sandbox.v1.GetNodeInfoResponse.started_at:type_name -> google.protobuf.Timestamp
+	68,  // 84: sandbox.v1.GetNodeInfoResponse.runtimes:type_name -> sandbox.v1.RuntimeStatus
+	24,  // 85: sandbox.v1.SessionService.CreateSession:input_type -> sandbox.v1.CreateSessionRequest
+	26,  // 86: sandbox.v1.SessionService.ClaimSession:input_type -> sandbox.v1.ClaimSessionRequest
+	28,  // 87: sandbox.v1.SessionService.GetSession:input_type -> sandbox.v1.GetSessionRequest
+	30,  // 88: sandbox.v1.SessionService.ListSessions:input_type -> sandbox.v1.ListSessionsRequest
+	32,  // 89: sandbox.v1.SessionService.UpdateGrants:input_type -> sandbox.v1.UpdateGrantsRequest
+	34,  // 90: sandbox.v1.SessionService.RetireSandbox:input_type -> sandbox.v1.RetireSandboxRequest
+	36,  // 91: sandbox.v1.SessionService.DeleteSession:input_type -> sandbox.v1.DeleteSessionRequest
+	38,  // 92: sandbox.v1.SessionService.DeleteWorkspace:input_type -> sandbox.v1.DeleteWorkspaceRequest
+	40,  // 93: sandbox.v1.SessionService.WatchEvents:input_type -> sandbox.v1.WatchEventsRequest
+	48,  // 94: sandbox.v1.ExecService.Exec:input_type -> sandbox.v1.ExecRequest
+	50,  // 95: sandbox.v1.ExecService.StreamExec:input_type -> sandbox.v1.StreamExecRequest
+	54,  // 96: sandbox.v1.ExecService.GetExec:input_type -> sandbox.v1.GetExecRequest
+	56,  // 97: sandbox.v1.ExecService.ListExecs:input_type -> sandbox.v1.ListExecsRequest
+	59,  // 98: sandbox.v1.ExecService.CancelExec:input_type -> sandbox.v1.CancelExecRequest
+	61,  // 99: sandbox.v1.GitService.Git:input_type -> sandbox.v1.GitRequest
+	63,  // 100: sandbox.v1.GitService.Harvest:input_type -> sandbox.v1.HarvestRequest
+	65,  // 101: sandbox.v1.NodeService.CheckNode:input_type -> sandbox.v1.CheckNodeRequest
+	72,  // 102: sandbox.v1.NodeService.GetNodeInfo:input_type -> sandbox.v1.GetNodeInfoRequest
+	69,  // 103: sandbox.v1.NodeService.DrainNode:input_type -> sandbox.v1.DrainNodeRequest
+	25,  // 104: sandbox.v1.SessionService.CreateSession:output_type -> sandbox.v1.CreateSessionResponse
+	27,  // 105: sandbox.v1.SessionService.ClaimSession:output_type -> sandbox.v1.ClaimSessionResponse
+	29,  // 106: sandbox.v1.SessionService.GetSession:output_type -> sandbox.v1.GetSessionResponse
+	31,  // 107: sandbox.v1.SessionService.ListSessions:output_type -> sandbox.v1.ListSessionsResponse
+	33,  // 108: sandbox.v1.SessionService.UpdateGrants:output_type -> sandbox.v1.UpdateGrantsResponse
+	35,  // 109: sandbox.v1.SessionService.RetireSandbox:output_type -> sandbox.v1.RetireSandboxResponse
+	37,  // 110: sandbox.v1.SessionService.DeleteSession:output_type -> sandbox.v1.DeleteSessionResponse
+	39,  // 111: sandbox.v1.SessionService.DeleteWorkspace:output_type -> sandbox.v1.DeleteWorkspaceResponse
+	42,  // 112: sandbox.v1.SessionService.WatchEvents:output_type -> sandbox.v1.WatchEventsResponse
+	49,  // 113: sandbox.v1.ExecService.Exec:output_type -> sandbox.v1.ExecResponse
+	53,  // 114: sandbox.v1.ExecService.StreamExec:output_type -> sandbox.v1.StreamExecResponse
+	55,  // 115: sandbox.v1.ExecService.GetExec:output_type -> sandbox.v1.GetExecResponse
+	58,  // 116: sandbox.v1.ExecService.ListExecs:output_type -> sandbox.v1.ListExecsResponse
+	60,  // 117: sandbox.v1.ExecService.CancelExec:output_type -> sandbox.v1.CancelExecResponse
+	62,  // 118: sandbox.v1.GitService.Git:output_type -> sandbox.v1.GitResponse
+	64,  // 119: sandbox.v1.GitService.Harvest:output_type -> sandbox.v1.HarvestResponse
+	67,  // 120: sandbox.v1.NodeService.CheckNode:output_type -> sandbox.v1.CheckNodeResponse
+	73,  // 121: sandbox.v1.NodeService.GetNodeInfo:output_type -> sandbox.v1.GetNodeInfoResponse
+	71,  // 122: sandbox.v1.NodeService.DrainNode:output_type -> sandbox.v1.DrainNodeResponse
+	104, // [104:123] is the sub-list for method output_type
+	85,  // [85:104] is the sub-list for method input_type
+	85,  // [85:85] is the sub-list for extension type_name
+	85,  // [85:85] is the sub-list for extension extendee
+	0,   // [0:85] is the sub-list for field type_name
 }
 
 func init() { file_sandbox_v1_sandbox_proto_init() }
@@ -5609,20 +6043,20 @@ func file_sandbox_v1_sandbox_proto_init() {
 	if File_sandbox_v1_sandbox_proto != nil {
 		return
 	}
-	file_sandbox_v1_sandbox_proto_msgTypes[39].OneofWrappers = []any{}
-	file_sandbox_v1_sandbox_proto_msgTypes[44].OneofWrappers = []any{
+	file_sandbox_v1_sandbox_proto_msgTypes[41].OneofWrappers = []any{}
+	file_sandbox_v1_sandbox_proto_msgTypes[46].OneofWrappers = []any{
 		(*StreamExecResponse_Started)(nil),
 		(*StreamExecResponse_Output)(nil),
 		(*StreamExecResponse_Result)(nil),
 	}
-	file_sandbox_v1_sandbox_proto_msgTypes[52].OneofWrappers = []any{}
+	file_sandbox_v1_sandbox_proto_msgTypes[54].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_sandbox_v1_sandbox_proto_rawDesc), len(file_sandbox_v1_sandbox_proto_rawDesc)),
-			NumEnums:      6,
-			NumMessages:   69,
+			NumEnums:      7,
+			NumMessages:   72,
 			NumExtensions: 0,
 			NumServices:   4,
 		},
