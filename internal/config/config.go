@@ -21,9 +21,11 @@ type Config struct {
 	Socket     Socket     `json:"socket"`
 	Runtime    Runtime    `json:"runtime"`
 	Containerd Containerd `json:"containerd"`
-	// Rootfs is "host", or the absolute path of a folder.
-	Rootfs    string    `json:"rootfs"`
-	Workspace Workspace `json:"workspace"`
+	// Rootfs is "host", the absolute path of a folder, or the reference of an image (runtime.KindOfRootfs).
+	Rootfs string `json:"rootfs"`
+	// RootfsAllowTags accepts an image that is named by a tag alone, whose content whoever moves the tag decides on.
+	RootfsAllowTags bool      `json:"rootfs_allow_tags"`
+	Workspace       Workspace `json:"workspace"`
 	// Caches are the operator's: shared between sessions, and therefore read-only in a sandbox. By name.
 	Caches    map[string]Cache `json:"caches"`
 	Network   Network          `json:"network"`
@@ -53,17 +55,39 @@ func (s Socket) FileMode() os.FileMode {
 
 // Runtime names how sandboxes are hosted.
 type Runtime struct {
-	Default string   `json:"default"`
+	// Default is what a session gets that names none.
+	Default string `json:"default"`
+	// Allowed are those that a session can name, in the order in which one is looked for that isolates as a caller asks.
 	Allowed []string `json:"allowed"`
 	// NestedUserns lets commands make user namespaces of their own, which some build tools and browsers want. It opens
 	// the kernel interfaces behind them (namespaces, mounts, netfilter) to code that nobody has read.
 	NestedUserns bool `json:"nested_userns"`
 }
 
-// Containerd is where the node's containerd is found.
+// Containerd is where the node's containerd is found, and what its runtimes are called there.
 type Containerd struct {
 	Address   string `json:"address"`
 	Namespace string `json:"namespace"`
+	// Snapshotter keeps the root file systems of images; empty: containerd's default.
+	Snapshotter string             `json:"snapshotter"`
+	Runtimes    ContainerdRuntimes `json:"runtimes"`
+}
+
+// ContainerdRuntimes are the runtimes of containerd by their names in runtime.allowed.
+type ContainerdRuntimes struct {
+	Runc   ContainerdRuntime `json:"runc"`
+	Gvisor ContainerdRuntime `json:"gvisor"`
+	Kata   ContainerdRuntime `json:"kata"`
+}
+
+// ContainerdRuntime is one runtime of containerd.
+type ContainerdRuntime struct {
+	// Handler is the shim's name, "io.containerd.runc.v2". It must be one of the family that the runtime's name promises.
+	Handler string `json:"handler"`
+	// ConfigPath is the shim's own configuration file; empty: where the shim looks by itself. runc's shim has none.
+	ConfigPath string `json:"config_path"`
+	// Binary is the program that the shim starts; empty: what the shim finds in containerd's PATH.
+	Binary string `json:"binary"`
 }
 
 // Workspace says which worktrees are accepted and how Git is set up in them.
@@ -206,11 +230,18 @@ const (
 // Default is the configuration of a node that has no file. nodeMemory is in bytes (NodeMemory).
 func Default(nodeMemory int64) Config {
 	return Config{
-		StateDir:   "/var/lib/sandbox-agent",
-		Socket:     Socket{Path: "/run/sandbox-agent/exec.sock", Mode: "0660", AllowUIDs: []uint32{0}},
-		Runtime:    Runtime{Default: "embedded", Allowed: []string{"embedded"}},
-		Containerd: Containerd{Address: "/run/containerd/containerd.sock", Namespace: "sandbox-agent"},
-		Rootfs:     "host",
+		StateDir: "/var/lib/sandbox-agent",
+		Socket:   Socket{Path: "/run/sandbox-agent/exec.sock", Mode: "0660", AllowUIDs: []uint32{0}},
+		Runtime:  Runtime{Default: "embedded", Allowed: []string{"embedded"}},
+		Containerd: Containerd{
+			Address: "/run/containerd/containerd.sock", Namespace: "sandbox-agent",
+			Runtimes: ContainerdRuntimes{
+				Runc:   ContainerdRuntime{Handler: "io.containerd.runc.v2"},
+				Gvisor: ContainerdRuntime{Handler: "io.containerd.runsc.v1"},
+				Kata:   ContainerdRuntime{Handler: "io.containerd.kata.v2"},
+			},
+		},
+		Rootfs: "host",
 		Workspace: Workspace{
 			Roots:     []string{"/var/lib/sandbox-workspaces", "/home", "/srv", "/workspaces", "/mnt"},
 			GitLayout: IsolatedLayout,

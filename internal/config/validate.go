@@ -15,15 +15,22 @@ import (
 // What the names of the API stand for in this version, and what is still to come: a node that was configured for it must
 // not start as if it had it.
 var (
-	runtimes  = []string{"embedded"}
+	runtimes  = []string{"embedded", RuncRuntime, GvisorRuntime, KataRuntime}
 	networks  = []string{"none"}
 	layouts   = []string{IsolatedLayout, SharedLayout}
-	toCome    = []string{"runc", "gvisor", "kata", "bridge", "cni"}
+	toCome    = []string{"bridge", "cni"}
 	hookModes = []string{"off", "inside"}
 	levels    = []string{"debug", "info", "warn", "error"}
 	modeText  = regexp.MustCompile(`^0[0-7]{3}$`)
 	cacheName = regexp.MustCompile(`^[A-Za-z0-9_][A-Za-z0-9._-]{0,63}$`)
 	envName   = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*$`)
+)
+
+// The runtimes that containerd hosts. What a name promises (runtime.Isolation) its handler has to keep.
+const (
+	RuncRuntime   = "runc"
+	GvisorRuntime = "gvisor"
+	KataRuntime   = "kata"
 )
 
 // The Git layouts of the API.
@@ -91,7 +98,7 @@ func (c *Config) ranges() []intRange {
 // Validate checks everything that can be checked without the node. The error names key, value and allowed range.
 func (c *Config) Validate() error {
 	for _, check := range []func() error{
-		c.checkPaths, c.checkSocket, c.checkNames, c.checkRanges, c.checkListeners, c.checkIdentity, c.checkExport, c.checkCaches,
+		c.checkPaths, c.checkSocket, c.checkNames, c.checkContainerd, c.checkRootfs, c.checkRanges, c.checkListeners, c.checkIdentity, c.checkExport, c.checkCaches,
 	} {
 		if err := check(); err != nil {
 			return err
@@ -117,9 +124,6 @@ func (c *Config) checkPaths() error {
 	}
 	if p := c.Audit.Path; p != "" && (!absClean(p) || p == "/") {
 		return bad("audit.path", p, "empty for no audit log, or "+abs)
-	}
-	if c.Rootfs != "host" && !absClean(c.Rootfs) {
-		return bad("rootfs", c.Rootfs, "\"host\", or "+abs+" of a folder")
 	}
 	if len(c.Workspace.Roots) == 0 {
 		return bad("workspace.roots", c.Workspace.Roots, "at least one absolute path")
