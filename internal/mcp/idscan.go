@@ -5,9 +5,9 @@ import (
 	"encoding/json"
 )
 
-// Bounds of what is looked at, bytes: the key is "id", an id longer than this is not repeated.
+// Bounds of what is looked at, bytes: the key is "id", however it is written; an id longer than this is not repeated.
 const (
-	maxKey = 16
+	maxKey = 14 // "\u0069\u0064", with its quotes
 	maxID  = 1024
 )
 
@@ -23,14 +23,11 @@ type idScanner struct {
 	// key: token is a key's; value: what is read belongs to the key "id".
 	key, value bool
 	found      []byte
-	done       bool
+	count      int // of keys "id"
 }
 
 func (s *idScanner) feed(b []byte) {
 	for _, c := range b {
-		if s.done {
-			return
-		}
 		if s.inString {
 			s.inside(c)
 		} else {
@@ -68,7 +65,7 @@ func (s *idScanner) outside(c byte) {
 		s.depth--
 	case ':':
 		if s.depth == 1 && s.key {
-			s.value, s.key = string(s.token) == `"id"`, false
+			s.value, s.key = isID(s.token), false
 			s.token = s.token[:0]
 		}
 	case ',':
@@ -99,14 +96,21 @@ func (s *idScanner) endValue() {
 		return
 	}
 	if s.value {
-		s.found, s.done = bytes.Clone(s.token), true
+		s.found = bytes.Clone(s.token)
+		s.count++
 	}
 	s.key, s.value = true, false
 }
 
-// id is the id as it was written; nil when there is none that is a JSON string or number.
+// isID says whether a key is "id", for what decodes keys.
+func isID(key []byte) bool {
+	var name string
+	return len(key) <= maxKey && json.Unmarshal(key, &name) == nil && name == "id"
+}
+
+// id is the id as it was written; nil when there is none that is a JSON string or number, or more than one.
 func (s *idScanner) id() json.RawMessage {
-	if len(s.found) == 0 || len(s.found) > maxID || !json.Valid(s.found) {
+	if s.count != 1 || len(s.found) == 0 || len(s.found) > maxID || !json.Valid(s.found) {
 		return nil
 	}
 	return s.found

@@ -70,9 +70,15 @@ func New(o Options) *Server {
 	s.mcp = sdk.NewServer(&sdk.Implementation{Name: "sandbox-agent", Title: "sandbox-agent", Version: o.Version}, &sdk.ServerOptions{
 		Instructions: instructions, Logger: o.Log,
 		Capabilities: &sdk.ServerCapabilities{Tools: &sdk.ToolCapabilities{ListChanged: true}},
+		SetCacheable: notForOthers,
 	})
 	s.mcp.AddReceivingMiddleware(s.beforeList)
 	return s
+}
+
+// notForOthers: the tool's description is of this session, and of this moment.
+func notForOthers(_ context.Context, _ sdk.Request, c *sdk.Cacheable) {
+	c.TTLMs, c.CacheScope = 0, "private"
 }
 
 func randomHex(bytes int) string {

@@ -4,11 +4,13 @@ import (
 	"bufio"
 	"bytes"
 	"context"
+	"crypto/sha256"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"log/slog"
+	"slices"
 	"sync"
 	"unicode/utf8"
 
@@ -21,8 +23,10 @@ const (
 	// and as much again around it.
 	maxMessage = 2 << 20
 	// maxNumberID is the largest number that is the same in every JSON implementation (RFC 8259, section 6).
-	maxNumberID = 1 << 53
-	callMethod  = "tools/call"
+	maxNumberID  = 1 << 53
+	callMethod   = "tools/call"
+	initMethod   = "initialize"
+	cancelMethod = "notifications/cancelled"
 	// requestKey is where the connection tells the tool the request's id: a key of _meta that no caller can set.
 	requestKey = "sandbox-agent/request"
 )
@@ -41,8 +45,18 @@ type stdio struct {
 	out io.Writer
 
 	openMu sync.Mutex
-	open   map[jsonrpc.ID]bool // calls of the tool that are not answered
-	less   chan struct{}       // told when there are fewer
+	open   map[jsonrpc.ID]*pending // requests that are not answered
+	less   chan struct{}           // told when there are fewer
+}
+
+// pending is a request that is not answered.
+type pending struct {
+	method string
+	// same is of method and params: the request delivered again has the same.
+	same [sha256.Size]byte
+	// owed counts the answers that the caller waits for: none once it has cancelled, one more for each time that it
+	// delivered the request.
+	owed int
 }
 
 // line is one line of the input. The id is only known of one that was too long.
@@ -55,7 +69,7 @@ type line struct {
 func newStdio(in io.Reader, out io.Writer, log *slog.Logger) *stdio {
 	c := &stdio{
 		log: log, out: out, lines: make(chan line), ended: make(chan struct{}), closed: make(chan struct{}),
-		open: map[jsonrpc.ID]bool{}, less: make(chan struct{}, 1),
+		open: map[jsonrpc.ID]*pending{}, less: make(chan struct{}, 1),
 	}
 	// A goroutine of its own, because nothing interrupts a read of standard input: it stays in one until the process ends.
 	go c.read(bufio.NewReaderSize(in, 64<<10))
@@ -116,8 +130,11 @@ func (c *stdio) Read(ctx context.Context) (jsonrpc.Message, error) {
 		case l := <-c.lines:
 			msg, id, fault := l.message()
 			if fault == nil && msg != nil {
-				c.note(msg)
-				return msg, nil
+				var take bool
+				if take, fault = c.note(msg); take {
+					return msg, nil
+				}
+				id = nil // its answer must not pass for that of the request that has the id
 			}
 			if fault != nil {
 				c.log.Warn("refused a message", "id", string(id), "error", fault.Message)
@@ -148,12 +165,16 @@ func (l line) message() (jsonrpc.Message, json.RawMessage, *jsonrpc.Error) {
 	case l.text[0] == '[':
 		return invalid(nil, "batches are not taken: send one message a line")
 	}
-	var ids idScanner
-	ids.feed(l.text)
-	id := ids.id()
-	if !usableID(id) {
-		return invalid(nil, "the id is neither a string nor a whole number of at most 2^53")
+	h, twice := examine(l.text)
+	switch {
+	case h.ids > 1 || !usableID(h.id):
+		return invalid(nil, "the id is neither a string nor a whole number of at most 2^53, or is there twice")
+	case twice != "":
+		return invalid(h.id, "the member %q is there twice: nothing ran", clip(twice))
+	case string(h.id) == "null" && h.method:
+		return invalid(nil, "the id is null: nothing ran; a request has a string or a number, a notification has none")
 	}
+	id := h.id
 	msg, err := jsonrpc.DecodeMessage(l.text)
 	if err != nil {
 		return invalid(id, "no JSON-RPC 2.0 message: %v", err)
@@ -171,7 +192,7 @@ func (l line) message() (jsonrpc.Message, json.RawMessage, *jsonrpc.Error) {
 	return req, id, nil
 }
 
-// usableID says whether an id is one that nothing on its way changes. No id, or null, is a notification's.
+// usableID says whether an id is one that nothing on its way changes. A notification has none.
 func usableID(id json.RawMessage) bool {
 	if len(id) == 0 || string(id) == "null" || id[0] == '"' {
 		return true
@@ -225,57 +246,133 @@ func (c *stdio) refuse(id json.RawMessage, fault *jsonrpc.Error) error {
 	return c.write(b)
 }
 
-// Write sends one message.
+// Write sends one message. An answer is sent as often as its request was delivered, and not at all when that was cancelled.
 func (c *stdio) Write(ctx context.Context, msg jsonrpc.Message) error {
 	if ctx.Err() != nil {
 		return ctx.Err()
+	}
+	times := 1
+	if r, ok := msg.(*jsonrpc.Response); ok {
+		r.Error = coded(r.Error)
+		times = c.owed(r.ID)
+		defer c.answered(r.ID)
 	}
 	b, err := jsonrpc.EncodeMessage(msg)
 	if err != nil {
 		return fmt.Errorf("encoding a message: %w", err)
 	}
-	defer c.answered(msg)
-	return c.write(b)
+	for range times {
+		if err := c.write(b); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// coded gives an error a code that has none: such errors are the SDK's, about requests that can't be handled, for example
+// before the handshake.
+func coded(err error) error {
+	if e, ok := errors.AsType[*jsonrpc.Error](err); err == nil || ok && e.Code != 0 {
+		return err
+	}
+	return &jsonrpc.Error{Code: jsonrpc.CodeInvalidRequest, Message: err.Error()}
 }
 
 func (c *stdio) write(b []byte) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if _, err := c.out.Write(append(b, '\n')); err != nil {
+	if _, err := c.out.Write(append(b[:len(b):len(b)], '\n')); err != nil {
 		return fmt.Errorf("writing to the caller: %w", err)
 	}
 	return nil
 }
 
-// note remembers a call of the tool until it is answered.
-func (c *stdio) note(msg jsonrpc.Message) {
-	if req, ok := msg.(*jsonrpc.Request); ok && req.Method == callMethod {
-		c.openMu.Lock()
-		defer c.openMu.Unlock()
-		c.open[req.ID] = true
-	}
-}
-
-func (c *stdio) answered(msg jsonrpc.Message) {
-	r, ok := msg.(*jsonrpc.Response)
+// note remembers a request until it is answered, and says whether the message is to be handled. A request that is delivered
+// again while it runs is not: it gets the same answer, when there is one. Another one with that id is refused.
+func (c *stdio) note(msg jsonrpc.Message) (take bool, fault *jsonrpc.Error) {
+	req, ok := msg.(*jsonrpc.Request)
 	if !ok {
-		return
+		return true, nil
 	}
+	if !req.IsCall() {
+		return req.Method != cancelMethod || c.cancelled(req.Params), nil
+	}
+	same := sha256.Sum256(slices.Concat([]byte(req.Method), []byte{0}, req.Params))
 	c.openMu.Lock()
 	defer c.openMu.Unlock()
-	delete(c.open, r.ID)
+	p := c.open[req.ID]
+	switch {
+	case p == nil:
+		c.open[req.ID] = &pending{method: req.Method, same: same, owed: 1}
+		return true, nil
+	case p.same == same:
+		p.owed++
+		return false, nil
+	}
+	text, _ := json.Marshal(req.ID.Raw()) // a string or a number
+	return false, &jsonrpc.Error{Code: jsonrpc.CodeInvalidRequest, Message: fmt.Sprintf(
+		"the id %s is that of a request that runs: the second one, which is another, did not run; each request needs an id of its own", clip(string(text)))}
+}
+
+// cancelled notes that the caller wants no answer any more (MCP, cancellation). It says whether the id can be one.
+func (c *stdio) cancelled(params json.RawMessage) bool {
+	var p map[string]json.RawMessage
+	if err := json.Unmarshal(params, &p); err != nil || !usableID(p["requestId"]) {
+		c.log.Warn("ignored a cancel without the id of a request")
+		return false
+	}
+	var raw any
+	_ = json.Unmarshal(p["requestId"], &raw) // it is one of a valid message
+	id, err := jsonrpc.MakeID(raw)
+	c.openMu.Lock()
+	defer c.openMu.Unlock()
+	if open := c.open[id]; err == nil && open != nil && open.method != initMethod { // which can't be cancelled
+		open.owed = 0
+	}
+	return true
+}
+
+// owed is how many answers a request gets.
+func (c *stdio) owed(id jsonrpc.ID) int {
+	c.openMu.Lock()
+	defer c.openMu.Unlock()
+	p := c.open[id]
+	if p == nil {
+		return 1
+	}
+	if p.owed == 0 {
+		c.log.Info("not answered, for it was cancelled", "method", p.method)
+	}
+	return p.owed
+}
+
+func (c *stdio) answered(id jsonrpc.ID) {
+	c.openMu.Lock()
+	defer c.openMu.Unlock()
+	delete(c.open, id)
 	select {
 	case c.less <- struct{}{}:
 	default:
 	}
 }
 
+// openCalls counts the calls of the tool whose answer somebody waits for.
+func (c *stdio) openCalls() int {
+	c.openMu.Lock()
+	defer c.openMu.Unlock()
+	n := 0
+	for _, p := range c.open {
+		if p.method == callMethod && p.owed > 0 {
+			n++
+		}
+	}
+	return n
+}
+
 // quiet waits until every call of the tool that was read is answered.
 func (c *stdio) quiet(ctx context.Context) error {
 	for {
-		c.openMu.Lock()
-		n := len(c.open)
-		c.openMu.Unlock()
+		n := c.openCalls()
 		if n == 0 {
 			return nil
 		}

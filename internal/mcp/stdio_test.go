@@ -3,6 +3,8 @@ package mcp
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
+	"fmt"
 	"io"
 	"log/slog"
 	"strings"
@@ -49,6 +51,18 @@ func TestALineThatIsNoMessageIsAnsweredAndTheNextOneRead(t *testing.T) {
 		`{"jsonrpc":"2.0","id":5,"method":"tools/call"}`:                                    `"code":-32602`,
 		`{"jsonrpc":"2.0","id":5,"method":"tools/call","params":{"_meta":1}}`:               `"code":-32602,"message":"params._meta is no object"`,
 		`7`: `"code":-32600`,
+		`{"jsonrpc":"2.0","id":null,"method":"ping"}`:                                                             `"id":null,"error":{"code":-32600,"message":"the id is null`,
+		`{"jsonrpc":"2.0","\u0069d":1.5,"method":"ping"}`:                                                         `"id":null,"error":{"code":-32600,"message":"the id is neither`,
+		`{"jsonrpc":"2.0","id":1,"id":2,"method":"ping"}`:                                                         `"id":null,"error":{"code":-32600,"message":"the id is neither`,
+		`{"jsonrpc":"2.0","a":1,"a":1,"id":1,"\u0069\u0064":2,"method":"ping"}`:                                   `"id":null,"error":{"code":-32600,"message":"the id is neither`,
+		`{"jsonrpc":"2.0","id":1,"method":"ping","method":"tools/call"}`:                                          `{"jsonrpc":"2.0","id":1,"error":{"code":-32600,"message":"the member \"method\" is there twice`,
+		`{"jsonrpc":"2.0","id":1,"method":"ping","m\u0065thod":"tools/call"}`:                                     `the member \"method\" is there twice`,
+		`{"jsonrpc":"2.0","id":1,"method":"ping","params":{},"params":{}}`:                                        `the member \"params\" is there twice`,
+		`{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"bash","name":"sh"}}`:                     `the member \"name\" is there twice`,
+		`{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"arguments":{},"arguments":{"command":"x"}}}`:    `the member \"arguments\" is there twice`,
+		`{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"_meta":{"progressToken":1,"progressToken":2}}}`: `the member \"progressToken\" is there twice`,
+		`{"jsonrpc":"2.0","id":1,"method":"ping","params":[{"a":[{"b":1,"b":2}]}]}`:                               `the member \"b\" is there twice`,
+		`{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":1,"requestId":2}}`:             `{"jsonrpc":"2.0","id":null,"error":{"code":-32600,"message":"the member \"requestId\" is there twice`,
 	} {
 		read, answered := overStdio(t, strings.NewReader(in+"\n"+ping+"\n"))
 		require.Len(t, answered, 1, in)
@@ -97,14 +111,142 @@ func (e *endless) Read(b []byte) (int, error) {
 
 func TestAMessageThatIsTooLongIsSkippedAndItsCallerAnswered(t *testing.T) {
 	for name, e := range map[string]*endless{
-		"id before": {left: 64 << 20, head: `{"jsonrpc":"2.0","id":"mine","method":"tools/call","params":{"arguments":{"command":"`, tail: `"}}}` + "\n"},
-		"id after":  {left: 3 << 20, head: `{"params":{"id":"other","arguments":{"command":"\"id\":\"other\"`, tail: `"}},"id":"mine"}` + "\n"},
+		"id before":             {left: 64 << 20, head: `{"jsonrpc":"2.0","id":"mine","method":"tools/call","params":{"arguments":{"command":"`, tail: `"}}}` + "\n"},
+		"id written in escapes": {left: 3 << 20, head: `{"params":{"arguments":{"command":"`, tail: `"}},"\u0069\u0064":"mine"}` + "\n"},
+		"id after":              {left: 3 << 20, head: `{"params":{"id":"other","arguments":{"command":"\"id\":\"other\"`, tail: `"}},"id":"mine"}` + "\n"},
 	} {
 		e.tail += `{"jsonrpc":"2.0","id":1,"method":"ping"}` + "\n"
 		read, answered := overStdio(t, e)
 		require.Len(t, answered, 1, name)
 		require.Contains(t, answered[0], `"id":"mine","error":{"code":-32600,"message":"the message has more than`, name)
 		require.Len(t, read, 1, name)
+	}
+}
+
+func TestAMessageThatIsTooLongWithTwoIDsIsAnsweredToNeither(t *testing.T) {
+	e := &endless{left: 3 << 20, head: `{"id":1,"params":"`, tail: `","i\u0064":2}` + "\n"}
+	_, answered := overStdio(t, e)
+	require.Len(t, answered, 1)
+	require.Contains(t, answered[0], `"id":null,"error":{"code":-32600,"message":"the message has more than`)
+}
+
+// What arguments the tool gets twice, the tool says in words (TestArgumentsThatAreNotTheToolsAreRefusedInWords).
+func TestTheToolsArgumentsComeToTheTool(t *testing.T) {
+	const in = `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"bash","arguments":{"command":"a","command":"b"}}}`
+	read, answered := overStdio(t, strings.NewReader(in+"\n"))
+	require.Empty(t, answered)
+	require.Len(t, read, 1)
+	require.Contains(t, string(read[0].Params), `{"command":"a","command":"b"}`)
+}
+
+// conversation is a connection whose input the test has written before, and whose output it reads.
+func conversation(t *testing.T, in ...string) (c *stdio, out *bytes.Buffer) {
+	t.Helper()
+	out = &bytes.Buffer{}
+	c = newStdio(strings.NewReader(strings.Join(in, "\n")+"\n"), out, slog.New(slog.DiscardHandler))
+	t.Cleanup(func() { c.Close() })
+	return c, out
+}
+
+// readAll gives the messages that are to be handled.
+func (c *stdio) readAll(t *testing.T) (read []*jsonrpc.Request) {
+	t.Helper()
+	for {
+		msg, err := c.Read(t.Context())
+		if err == io.EOF {
+			return read
+		}
+		require.NoError(t, err)
+		read = append(read, msg.(*jsonrpc.Request))
+	}
+}
+
+func (c *stdio) answer(t *testing.T, id any, err error) {
+	t.Helper()
+	i, fault := jsonrpc.MakeID(id)
+	require.NoError(t, fault)
+	require.NoError(t, c.Write(t.Context(), &jsonrpc.Response{ID: i, Result: json.RawMessage(`{"of":"it"}`), Error: err}))
+}
+
+const (
+	aCall     = `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"bash","arguments":{"command":"x"}}}`
+	anAnswer  = `{"jsonrpc":"2.0","id":1,"result":{"of":"it"}}` + "\n"
+	aCancel   = `{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":1}}`
+	otherCall = `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"bash","arguments":{"command":"y"}}}`
+)
+
+func TestP7ARequestDeliveredAgainWhileItRunsIsHandledOnceAndAnsweredEachTime(t *testing.T) {
+	spaced := strings.ReplaceAll(aCall, `:`, ` : `)
+	c, out := conversation(t, aCall, aCall, spaced)
+	require.Len(t, c.readAll(t), 1)
+	require.Empty(t, out.String(), "there is no answer yet")
+	c.answer(t, 1.0, nil)
+	require.Equal(t, strings.Repeat(anAnswer, 3), out.String())
+
+	c, out = conversation(t, aCall, strings.Replace(aCall, `"id":1`, `"id":"1"`, 1))
+	require.Len(t, c.readAll(t), 2, "the control case: another id is another request")
+	c.answer(t, 1.0, nil)
+	require.Equal(t, anAnswer, out.String())
+}
+
+func TestP7AnotherRequestWithAnIDThatIsInUseIsRefusedAndNotTakenForTheFirst(t *testing.T) {
+	c, out := conversation(t, aCall, otherCall, `{"jsonrpc":"2.0","id":1,"method":"ping"}`)
+	read := c.readAll(t)
+	require.Len(t, read, 1)
+	require.Contains(t, string(read[0].Params), `"command":"x"`)
+	for line := range strings.Lines(out.String()) {
+		require.Contains(t, line, `{"jsonrpc":"2.0","id":null,"error":{"code":-32600,"message":"the id 1 is that of a request that runs`)
+	}
+	require.Equal(t, 2, strings.Count(out.String(), "\n"))
+	out.Reset()
+	c.answer(t, 1.0, nil)
+	require.Equal(t, anAnswer, out.String(), "the first one is answered once")
+}
+
+func TestACancelledRequestIsNotAnswered(t *testing.T) {
+	for name, x := range map[string]struct {
+		in      []string
+		answers int
+	}{
+		"the control case":                {[]string{aCall}, 1},
+		"cancelled":                       {[]string{aCall, aCancel}, 0},
+		"delivered twice, then cancelled": {[]string{aCall, aCall, aCancel}, 0},
+		"delivered again after it":        {[]string{aCall, aCancel, aCall}, 1},
+		"another one is cancelled":        {[]string{aCall, strings.Replace(aCancel, `:1`, `:2`, 1)}, 1},
+		"one of another type":             {[]string{aCall, strings.Replace(aCancel, `:1`, `:"1"`, 1)}, 1},
+		"no id of a request":              {[]string{aCall, strings.Replace(aCancel, `:1`, `:1.5`, 1)}, 1},
+		"before it is sent":               {[]string{aCancel, aCall}, 1},
+	} {
+		c, out := conversation(t, x.in...)
+		c.readAll(t)
+		c.answer(t, 1.0, nil)
+		require.Equal(t, strings.Repeat(anAnswer, x.answers), out.String(), name)
+		require.NoError(t, c.quiet(t.Context()), name)
+	}
+	c, out := conversation(t, `{"jsonrpc":"2.0","id":1,"method":"initialize","params":{}}`, aCancel)
+	c.readAll(t)
+	c.answer(t, 1.0, nil)
+	require.Equal(t, anAnswer, out.String(), "the handshake can't be cancelled")
+}
+
+func TestACancelWithoutTheIDOfARequestCancelsNothing(t *testing.T) {
+	c, _ := conversation(t, aCall, strings.Replace(aCancel, `:1`, `:1.5`, 1), aCancel)
+	read := c.readAll(t)
+	require.Len(t, read, 2, "the SDK would take 1.5 for 1")
+	require.JSONEq(t, `{"requestId":1}`, string(read[1].Params))
+}
+
+func TestEveryErrorHasACode(t *testing.T) {
+	for _, x := range []struct {
+		err  error
+		code int
+	}{
+		{errors.New("too early"), -32600}, {&jsonrpc.Error{Message: "x"}, -32600}, {&jsonrpc.Error{Code: -32601, Message: "x"}, -32601},
+		{fmt.Errorf("around: %w", &jsonrpc.Error{Code: -32602, Message: "x"}), -32602},
+	} {
+		c, out := conversation(t)
+		c.answer(t, 1.0, x.err)
+		require.Contains(t, out.String(), fmt.Sprintf(`"error":{"code":%d,"message":%q}`, x.code, x.err.Error()))
 	}
 }
 

@@ -223,8 +223,8 @@ type pipe struct {
 	ended chan error
 }
 
-// open starts a server and gets it past the handshake.
-func open(t *testing.T, s *session, flags ...string) *pipe {
+// start starts a server.
+func start(t *testing.T, s *session, flags ...string) *pipe {
 	t.Helper()
 	p := &pipe{t: t, cmd: serverCommand(s, flags...), log: &buffer{}, ended: make(chan error, 1)}
 	p.cmd.Stderr = p.log
@@ -246,6 +246,13 @@ func open(t *testing.T, s *session, flags ...string) *pipe {
 		<-p.ended
 		p.out.Close()
 	})
+	return p
+}
+
+// open starts a server and gets it past the handshake.
+func open(t *testing.T, s *session, flags ...string) *pipe {
+	t.Helper()
+	p := start(t, s, flags...)
 	p.send(`{"jsonrpc":"2.0","id":"hello","method":"initialize","params":{"protocolVersion":"2025-06-18","capabilities":{},"clientInfo":{"name":"pipe","version":"1"}}}`)
 	require.Contains(t, p.receive("hello"), "serverInfo")
 	p.send(`{"jsonrpc":"2.0","method":"notifications/initialized"}`)

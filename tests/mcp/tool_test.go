@@ -149,11 +149,14 @@ func deliveredAgain(t *testing.T, s *session) {
 	p.call("8", "echo slow >> count; touch begun; until [ -e gate ]; do sleep 0.01; done")
 	s.awaitFile(t, "begun")
 	p.call("8", "echo slow >> count; touch begun; until [ -e gate ]; do sleep 0.01; done")
-	p.send(`{"jsonrpc":"2.0","id":"still there","method":"ping"}`)
-	p.receive("still there")
+	p.call("8", "echo another >> count")
+	require.Contains(t, p.receive(nil), "the id 8 is that of a request that runs", "the refusal can't be taken for the first one's answer")
 	s.touch(t, "gate")
-	require.Equal(t, "EXITED", p.answer(8.0).Status)
+	first = p.answer(8.0)
+	require.Equal(t, "EXITED", first.Status)
+	require.Equal(t, first, p.answer(8.0), "each delivery has its answer")
 	require.Equal(t, 1, strings.Count(s.read(t, "count"), "slow"))
+	require.NotContains(t, s.read(t, "count"), "another")
 }
 
 func cancelledWithEvidence(t *testing.T, s *session) {
@@ -175,6 +178,15 @@ func cancelledWithEvidence(t *testing.T, s *session) {
 	require.Equal(t, sandboxv1.ExecResult_CANCELLED, r.GetStatus())
 	require.True(t, r.GetEvidence().GetComplete())
 	require.Equal(t, "on\n", c.must("echo on"), "the next call has a sandbox again")
+
+	require.NoError(t, os.Remove(s.file("begun")))
+	p := open(t, s)
+	p.call("1", "touch begun; sleep 600")
+	s.awaitFile(t, "begun")
+	p.send(`{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":1}}`)
+	eventually(t, "its end", func() bool { return len(p.log.logged("not answered, for it was cancelled")) == 1 })
+	p.call("2", "echo on")
+	require.Equal(t, "on\n", p.answer(2.0).Stdout, "nobody waits for an answer to the first")
 }
 
 func callerGoesAway(t *testing.T, s *session) {
@@ -218,6 +230,9 @@ func terminated(t *testing.T, s *session) {
 }
 
 func badLines(t *testing.T, s *session) {
+	early := start(t, s)
+	early.send(`{"jsonrpc":"2.0","id":1,"method":"tools/list"}`)
+	require.Contains(t, early.receive(1.0), `"code":-32600`, "before the handshake")
 	p := open(t, s)
 	for line, code := range map[string]int{
 		`{"jsonrpc":"2.0","id":1,`: -32700,
@@ -225,17 +240,17 @@ func badLines(t *testing.T, s *session) {
 		`{"jsonrpc":"2.0"}`:        -32600,
 		`[]`:                       -32600,
 		`{"jsonrpc":"2.0","id":2,"method":"none"}`:                              -32601,
-		`{"jsonrpc":"2.0","id":3,"method":"tools/call","params":{"name":7}}`:    0,
+		`{"jsonrpc":"2.0","id":3,"method":"tools/call","params":{"name":7}}`:    -32602,
 		`{"jsonrpc":"2.0","id":4,"method":"tools/call","params":{"_meta":"x"}}`: -32602,
 	} {
 		p.send(line)
 		m, text := p.next()
 		fault, _ := m["error"].(map[string]any)
 		require.NotNil(t, fault, text)
-		if code != 0 {
-			require.EqualValues(t, code, fault["code"], text)
-		}
+		require.EqualValues(t, code, fault["code"], text)
 	}
+	p.send(`{"jsonrpc":"2.0","id":"list","method":"tools/list","params":{"_meta":{"io.modelcontextprotocol/protocolVersion":"2026-07-28","io.modelcontextprotocol/clientInfo":{"name":"pipe","version":"1"},"io.modelcontextprotocol/clientCapabilities":{}}}}`)
+	require.Contains(t, p.receive("list"), `"cacheScope":"private"`, "the description is this session's")
 	p.call("5", strings.Repeat("x", 3<<20))
 	require.Contains(t, p.receive(5.0), "nothing ran")
 	p.send(`{"jsonrpc":"2.0","method":"tools/call","params":{"name":"bash","arguments":{"command":"touch ran"}}}`)
