@@ -265,7 +265,8 @@ func (s *Server) predicate(e *execution, req *receiptdv1.ExecRequest, res nsexec
 		// Digested here, from what was really run, and not copied from the request.
 		RequestDigest: receipt.Request{SessionID: id.GetSessionId(), Command: req.GetCommand(), TimeoutMS: req.GetRequestedTimeoutMs(), Labels: req.GetLabels()}.Digest(),
 		StartedAt:     res.StartedAt.UTC(), EndedAt: res.EndedAt.UTC(), Labels: req.GetLabels(), GrantsDigest: req.GetGrantsDigest(),
-		Stdout: output(res.Stdout), Stderr: output(res.Stderr),
+		Provenance: provenance(s.init.GetProvenance()),
+		Stdout:     output(res.Stdout), Stderr: output(res.Stderr),
 		Boundary: receipt.Boundary{PIDNamespace: res.Namespace, Method: "wait4", Pid1: res.Pid1, Cgroup: res.Cgroup},
 		Usage:    receipt.Usage{UserCPU: res.UserCPU, SystemCPU: res.SystemCPU, MaxRSS: res.MaxRSS, PeakMemory: res.PeakMemory},
 		OOM:      res.OOM,
@@ -276,6 +277,14 @@ func (s *Server) predicate(e *execution, req *receiptdv1.ExecRequest, res nsexec
 		p.Reason = join(p.Reason, "the end of its output was not seen: "+res.DrainError.Error())
 	}
 	return p
+}
+
+// provenance is what the agent told at the first Init; zero if it told nothing.
+func provenance(p *receiptdv1.Provenance) receipt.Provenance {
+	return receipt.Provenance{
+		Rootfs: p.GetRootfs(), RootfsKind: p.GetRootfsKind(), RootfsDigest: p.GetRootfsDigest(),
+		ReceiptdSHA256: p.GetReceiptdSha256(), Pid1SHA256: p.GetPid1Sha256(),
+	}
 }
 
 // conclude is how the command ended, as far as pid1 said or its wait proved. The reason is made of lower-case clauses

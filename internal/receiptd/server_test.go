@@ -116,7 +116,8 @@ func (s *sandbox) initRequest(epoch uint64) *receiptdv1.InitRequest {
 		AttachEpoch: epoch,
 		View: &receiptdv1.View{Dir: "/tmp", Pid1Uid: 65000, CommandUid: 1000, CommandGid: 1000, Seals: s.seals,
 			Env: []*receiptdv1.EnvVar{{Name: "PATH", Value: "/usr/bin:/bin"}, {Name: "A", Value: "session"}}},
-		Limits: &receiptdv1.Limits{OutputBytes: 64 << 10, Nofile: 1024, GraceMs: 200, MaxTimeoutMs: 60_000},
+		Limits:     &receiptdv1.Limits{OutputBytes: 64 << 10, Nofile: 1024, GraceMs: 200, MaxTimeoutMs: 60_000},
+		Provenance: &receiptdv1.Provenance{Rootfs: "r", RootfsKind: "image", RootfsDigest: "sha256:d", ReceiptdSha256: "1", Pid1Sha256: fmt.Sprint(epoch)},
 	}
 }
 
@@ -209,6 +210,16 @@ func TestACommandIsAnsweredWhenItsReceiptIsOnDisk(t *testing.T) {
 	require.NotZero(t, p.Boundary.PIDNamespace)
 	require.True(t, p.SealsIntact)
 	require.EqualValues(t, 1, p.Sequence)
+}
+
+func TestEachReceiptSaysWhatTheSandboxWasMadeOfAsTheFirstInitToldIt(t *testing.T) {
+	s := startSandbox(t)
+	want := receipt.Provenance{Rootfs: "r", RootfsKind: "image", RootfsDigest: "sha256:d", ReceiptdSHA256: "1", Pid1SHA256: "1"}
+	require.NotNil(t, s.exec(s.request("e1", "true")).done)
+	require.Equal(t, want, s.receipt("e1").Provenance)
+	s.client, s.epoch, _ = s.attach(2)
+	require.NotNil(t, s.exec(s.request("e2", "true")).done)
+	require.Equal(t, want, s.receipt("e2").Provenance, "not what a later one tells")
 }
 
 func TestTheEnvironmentIsTheViewsAndThenTheExecs(t *testing.T) {

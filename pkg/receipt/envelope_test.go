@@ -34,6 +34,20 @@ func TestAnEnvelopeSaysWhatWasSigned(t *testing.T) {
 	require.Equal(t, *p, e.Predicate)
 }
 
+func TestAReceiptOfBeforeThereWasProvenanceVerifiesAndOneWithItSaysIt(t *testing.T) {
+	k := signer(t)
+	old, err := Parse(signed(t, k, predicate("e1", nil, nil)))
+	require.NoError(t, err)
+	require.NotContains(t, string(old.Payload), "provenance", "in the very form in which it was signed")
+	require.Zero(t, old.Predicate.Provenance)
+
+	p := predicate("e1", nil, nil)
+	p.Provenance = Provenance{Rootfs: "docker.io/library/debian", RootfsKind: "image", RootfsDigest: "sha256:0a", ReceiptdSHA256: "0b", Pid1SHA256: "0c"}
+	e, err := Parse(signed(t, k, p))
+	require.NoError(t, err)
+	require.Equal(t, p.Provenance, e.Predicate.Provenance)
+}
+
 // The example of https://github.com/secure-systems-lab/dsse/blob/v1.0.2/protocol.md.
 func TestTheEncodingToBeSignedIsDSSEs(t *testing.T) {
 	require.Equal(t, "DSSEv1 29 http://example.com/HelloWorld 11 hello world", string(PAE("http://example.com/HelloWorld", []byte("hello world"))))
@@ -57,6 +71,7 @@ func TestP16ACommandCannotMakeItsReceiptTooLargeOrUnreadable(t *testing.T) {
 		p.SealsBroken = append(p.SealsBroken, strings.Repeat("\xe2\x80", 2000))
 	}
 	p.Reason = strings.Repeat("é", 5000)
+	p.Provenance = Provenance{Rootfs: strings.Repeat("<", 1024), RootfsKind: "image", RootfsDigest: "sha256:" + strings.Repeat("0", 64)}
 	p.Labels = map[string]string{}
 	for i := range 32 {
 		p.Labels[strings.Repeat("<", 62)+string(rune('a'+i))] = strings.Repeat("\x01", 256)

@@ -71,6 +71,16 @@ const (
 	SealsUnknown = "not known: pid1 ended without comparing them"
 )
 
+// Provenance is what the command's sandbox was made of, as its runtime saw it and told receiptd.
+type Provenance struct {
+	Rootfs       string `json:"rootfs"`                 // "host", a folder of the node, or an image's reference
+	RootfsKind   string `json:"rootfsKind"`             // "host", "folder" or "image"
+	RootfsDigest string `json:"rootfsDigest,omitempty"` // an image's: "sha256:" and lower-case hex
+	// ReceiptdSHA256 and Pid1SHA256 are of the two programs as they were mounted, lower-case hex.
+	ReceiptdSHA256 string `json:"receiptdSha256"`
+	Pid1SHA256     string `json:"pid1Sha256"`
+}
+
 // Predicate is the statement's content: one command, its request and how it ended.
 type Predicate struct {
 	SessionID     string `json:"sessionId"`
@@ -92,6 +102,8 @@ type Predicate struct {
 
 	Labels       map[string]string `json:"labels,omitempty"`
 	GrantsDigest string            `json:"grantsDigest,omitempty"`
+	// Provenance is zero in receipts of agents that did not look at it yet.
+	Provenance Provenance `json:"provenance,omitzero"`
 
 	Stdout Output `json:"stdout"`
 	Stderr Output `json:"stderr"`
