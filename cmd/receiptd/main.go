@@ -1,7 +1,9 @@
-// Command receiptd is the trusted init of a sandbox; see package receiptd. The agent starts it.
+// Command receiptd is the trusted init of a sandbox; see package receiptd. The agent starts it, and "receiptd attach"
+// beside it where that is the way to it.
 package main
 
 import (
+	"flag"
 	"fmt"
 	"os"
 
@@ -16,10 +18,38 @@ func main() {
 		fmt.Println("receiptd", version)
 		return
 	}
-	// The fixed places of design.md and internal/runtime; receiptd links no more of the runtime than these words.
-	err := receiptd.Main(receiptd.Options{
-		Receipts: "/.sandbox/receipts", Socket: "/.sandbox/control/receiptd.sock", Pid1: "/.sandbox/bin/pid1", Version: version,
-	})
-	fmt.Fprintln(os.Stderr, "receiptd:", err)
+	fmt.Fprintln(os.Stderr, "receiptd:", run(os.Args[1:]))
 	os.Exit(1)
+}
+
+// The fixed places of design.md and internal/runtime; receiptd links no more of the runtime than these words.
+const (
+	control = "/.sandbox/control"
+	socket  = control + "/receiptd.sock"
+)
+
+func run(args []string) error {
+	if len(args) == 1 && args[0] == "attach" {
+		if err := receiptd.Attach(socket, os.Stdin, os.Stdout); err != nil {
+			return err
+		}
+		os.Exit(0)
+	}
+	opts := receiptd.Options{Receipts: "/.sandbox/receipts", Socket: socket, Pid1: "/.sandbox/bin/pid1", Version: version}
+	flags := flag.NewFlagSet("receiptd", flag.ContinueOnError)
+	flags.IntVar(&opts.Handed, "handover", 0, "take `N` descriptors of cgroups over a socket before anything else")
+	log := flags.Bool("log", false, "write the log into the control folder")
+	if err := flags.Parse(args); err != nil {
+		return err
+	}
+	if flags.NArg() > 0 {
+		return fmt.Errorf("unknown argument %q", flags.Arg(0))
+	}
+	if opts.Handed > 0 {
+		opts.Handover = control + "/handover.sock"
+	}
+	if *log {
+		opts.Log = control + "/receiptd.log"
+	}
+	return receiptd.Main(opts)
 }

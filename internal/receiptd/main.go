@@ -34,6 +34,11 @@ func Main(opts Options) error {
 	if err := unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0); err != nil {
 		return fmt.Errorf("making receiptd undumpable: %w", err)
 	}
+	if opts.Log != "" {
+		if err := openLog(opts.Log); err != nil {
+			return err
+		}
+	}
 	signal.Ignore(syscall.SIGPIPE, syscall.SIGHUP, syscall.SIGINT, syscall.SIGTERM, syscall.SIGQUIT, syscall.SIGUSR1, syscall.SIGUSR2)
 	if err := seccomp.InstallAll(seccomp.Container()); err != nil {
 		return fmt.Errorf("restricting the container to its allow list: %w", err)
@@ -41,6 +46,13 @@ func Main(opts Options) error {
 	s, err := New(opts)
 	if err != nil {
 		return err
+	}
+	if opts.Handover != "" {
+		files, err := receiveSlots(opts.Handover, opts.Handed)
+		if err != nil {
+			return err
+		}
+		s.descriptor = handed(files)
 	}
 	l, err := listen(opts.Socket)
 	if err != nil {

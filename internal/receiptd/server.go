@@ -24,6 +24,12 @@ type Options struct {
 	// Receipts is the folder of receipts, Socket the control socket, Pid1 the path of the pid1 binary.
 	Receipts, Socket, Pid1 string
 	Version                string
+	// Log, when not empty, is the file that receiptd's own messages go to instead of standard error.
+	Log string
+	// Handover, when not empty, is the socket over which Handed descriptors of the commands' cgroups come before anything
+	// else; otherwise they are inherited.
+	Handover string
+	Handed   int
 }
 
 // Server is one receiptd. It serves one connection after another; the newest Init wins.
@@ -35,6 +41,8 @@ type Server struct {
 	opts   Options
 	signer *receipt.Signer
 	pid1   *os.File
+	// descriptor gives the cgroups' descriptors.
+	descriptor descriptors
 
 	starting sync.Mutex
 
@@ -66,7 +74,7 @@ func New(opts Options) (*Server, error) {
 		return nil, fmt.Errorf("opening the pid1 binary %s: %w", opts.Pid1, err)
 	}
 	return &Server{
-		opts: opts, signer: signer, pid1: pid1, lost: map[string]string{}, conns: map[*connection]struct{}{},
+		opts: opts, signer: signer, pid1: pid1, descriptor: inherited, lost: map[string]string{}, conns: map[*connection]struct{}{},
 		idle: time.AfterFunc(time.Hour, debug.FreeOSMemory),
 	}, nil
 }
@@ -218,7 +226,7 @@ func (s *Server) begin(req *receiptdv1.InitRequest) error {
 	if limits.GetMaxTimeoutMs() == 0 || limits.GetOutputBytes() == 0 {
 		return status.Error(codes.InvalidArgument, "limits: max_timeout_ms and output_bytes must be above 0")
 	}
-	slots, err := openSlots(view.GetCgroups())
+	slots, err := openSlots(view.GetCgroups(), s.descriptor)
 	if err != nil {
 		return status.Error(codes.InvalidArgument, err.Error())
 	}

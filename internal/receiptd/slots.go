@@ -10,13 +10,16 @@ import (
 	"github.com/sandbox-agent/sandbox-agent/pkg/nsexec"
 )
 
+// descriptors gives what the runtime calls descriptor fd of a cgroup; nil for -1.
+type descriptors func(fd int32, name string) (*os.File, error)
+
 // openSlots takes over the descriptors of the cgroups that the runtime handed to this process at its start.
-func openSlots(slots []*receiptdv1.CgroupSlot) ([]*nsexec.Slot, error) {
+func openSlots(slots []*receiptdv1.CgroupSlot, descriptor descriptors) ([]*nsexec.Slot, error) {
 	out := make([]*nsexec.Slot, 0, len(slots))
 	for _, s := range slots {
 		slot := &nsexec.Slot{Name: s.GetName()}
 		for _, fd := range s.GetJoinFds() {
-			f, err := inherited(fd, s.GetName())
+			f, err := descriptor(fd, s.GetName())
 			if err != nil {
 				return nil, err
 			}
@@ -29,7 +32,7 @@ func openSlots(slots []*receiptdv1.CgroupSlot) ([]*nsexec.Slot, error) {
 			fd int32
 			to **os.File
 		}{{s.GetProcsFd(), &slot.Procs}, {s.GetOomFd(), &slot.OOM}, {s.GetPeakFd(), &slot.Peak}} {
-			f, err := inherited(x.fd, s.GetName())
+			f, err := descriptor(x.fd, s.GetName())
 			if err != nil {
 				return nil, err
 			}

@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sandbox-agent/sandbox-agent/internal/runtime"
+	"github.com/sandbox-agent/sandbox-agent/internal/runtime/hostkernel"
 	"github.com/sandbox-agent/sandbox-agent/internal/testkit"
 	"github.com/sandbox-agent/sandbox-agent/pkg/mounts"
 )
@@ -118,7 +119,7 @@ func TestP5RemoveEndsASandboxThatNobodyHasLoaded(t *testing.T) {
 	ev, err := h.r.Remove(bound(t), id)
 	require.NoError(t, err)
 	require.True(t, ev.Complete)
-	_, state, err := procStat(id.Pid)
+	_, state, err := hostkernel.ProcStat(id.Pid)
 	require.True(t, errors.Is(err, os.ErrNotExist) || state == 'Z', "not alive: gone, or waiting for the node's init to reap it")
 }
 
@@ -127,12 +128,12 @@ func TestP5AProcessWithTheRecordedPidButAnotherStartTimeIsLeftAlone(t *testing.T
 	sleep := exec.Command("sleep", "600")
 	require.NoError(t, sleep.Start())
 	defer kill(t, sleep)
-	start, _, err := procStat(sleep.Process.Pid)
+	start, _, err := hostkernel.ProcStat(sleep.Process.Pid)
 	require.NoError(t, err)
-	boot, err := bootID()
+	boot, err := hostkernel.BootID()
 	require.NoError(t, err)
 	id := runtime.Identity{SandboxID: newID(t), Pid: sleep.Process.Pid, StartTime: start + 1, BootID: boot}
-	require.NoError(t, h.r.writeRecord(record{Identity: id, View: []byte("{}")}))
+	require.NoError(t, h.r.records().Write(hostkernel.Record{Identity: id, View: []byte("{}")}))
 
 	_, err = h.r.Load(bound(t), id)
 	require.ErrorIs(t, err, runtime.ErrNotFound)
@@ -147,10 +148,10 @@ func TestP5AfterARebootTheBootIdIsTheEvidenceAndNoPidIsTouched(t *testing.T) {
 	sleep := exec.Command("sleep", "600")
 	require.NoError(t, sleep.Start())
 	defer kill(t, sleep)
-	start, _, err := procStat(sleep.Process.Pid)
+	start, _, err := hostkernel.ProcStat(sleep.Process.Pid)
 	require.NoError(t, err)
 	id := runtime.Identity{SandboxID: newID(t), Pid: sleep.Process.Pid, StartTime: start, BootID: "00000000-0000-0000-0000-000000000000"}
-	require.NoError(t, h.r.writeRecord(record{Identity: id, View: []byte("{}")}))
+	require.NoError(t, h.r.records().Write(hostkernel.Record{Identity: id, View: []byte("{}")}))
 	_, err = h.r.Load(bound(t), id)
 	require.ErrorIs(t, err, runtime.ErrNotFound)
 	ev, err := h.r.Remove(bound(t), id)
@@ -173,9 +174,9 @@ func stubborn(t testing.TB, name string) string {
 // awaitProcess waits until something of a sandbox is in its cgroups.
 func (h *host) awaitProcess(id string) {
 	h.t.Helper()
-	all, err := hierarchies()
+	all, err := hostkernel.Hierarchies()
 	require.NoError(h.t, err)
-	require.Eventually(h.t, func() bool { return len(treeOf(all, h.r.cgroup(id)).pids()) > 0 }, leakless, pollEvery)
+	require.Eventually(h.t, func() bool { return len(hostkernel.TreeOf(all, h.r.cgroup(id)).Pids()) > 0 }, leakless, pollEvery)
 }
 
 func TestP5AStartThatWasCutShortIsSweptByItsId(t *testing.T) {
@@ -202,16 +203,16 @@ func TestP5RemainsWithoutAnyRecordAreSweptByIdAndFolder(t *testing.T) {
 	require.NoError(t, os.MkdirAll(filepath.Join(dir, "rootfs", "usr"), 0o755))
 	require.NoError(t, os.MkdirAll(filepath.Join(h.state, "containers", id), 0o711))
 	require.NoError(t, unix.Mkfifo(filepath.Join(h.state, "containers", id, "exec.fifo"), 0o622))
-	all, err := hierarchies()
+	all, err := hostkernel.Hierarchies()
 	require.NoError(t, err)
-	hs, err := slotHierarchies(all, runtime.Resources{})
+	hs, err := hostkernel.SlotHierarchies(all, runtime.Resources{})
 	require.NoError(t, err)
-	slots, err := makeSlots(hs, h.r.cgroup(id), runtime.Resources{Pids: 8})
+	slots, err := hostkernel.MakeSlots(hs, h.r.cgroup(id), runtime.Resources{Pids: 8})
 	require.NoError(t, err)
 	slots.Close()
 	sleep := exec.Command("sleep", "600")
 	require.NoError(t, sleep.Start())
-	require.NoError(t, writeCgroup(filepath.Join(hs[0].path(h.r.cgroup(id)+"/c0"), "cgroup.procs"), itoa(sleep.Process.Pid)))
+	require.NoError(t, hostkernel.WriteCgroup(filepath.Join(hs[0].Path(h.r.cgroup(id)+"/c0"), "cgroup.procs"), itoa(sleep.Process.Pid)))
 
 	reaped := make(chan error, 1)
 	go func() { reaped <- sleep.Wait() }()
@@ -278,7 +279,7 @@ func TestP5AProcessThatWasPutIntoTheSandboxFromOutsideIsEndedBeforeTheEvidence(t
 	require.NoError(t, sleep.Start())
 	reaped := make(chan error, 1)
 	go func() { reaped <- sleep.Wait() }()
-	require.NoError(t, writeCgroup(filepath.Join(s.Identity().Cgroups[0], "init", "cgroup.procs"), itoa(sleep.Process.Pid)))
+	require.NoError(t, hostkernel.WriteCgroup(filepath.Join(s.Identity().Cgroups[0], "init", "cgroup.procs"), itoa(sleep.Process.Pid)))
 	h.stop(s)
 	require.ErrorContains(t, <-reaped, "killed")
 }
@@ -289,13 +290,13 @@ func TestP5WithoutTheEndOfTheInitThereIsNoEvidence(t *testing.T) {
 	spec := h.spec(1234, 0)
 	s := h.create(spec)
 	// A task in the v1 freezer does not even die of SIGKILL: it stands for one in uninterruptible sleep.
-	all, err := hierarchies()
+	all, err := hostkernel.Hierarchies()
 	require.NoError(t, err)
-	i := slices.IndexFunc(all, func(h hierarchy) bool { return h.has("freezer") })
+	i := slices.IndexFunc(all, func(h hostkernel.Hierarchy) bool { return h.Has("freezer") })
 	require.GreaterOrEqual(t, i, 0, "cgroup v1 has a freezer")
-	freezer := filepath.Join(all[i].path(h.r.cgroup(spec.SandboxID)), "init", "freezer.state")
-	t.Cleanup(func() { writeCgroup(freezer, "THAWED") })
-	require.NoError(t, writeCgroup(freezer, "FROZEN"))
+	freezer := filepath.Join(all[i].Path(h.r.cgroup(spec.SandboxID)), "init", "freezer.state")
+	t.Cleanup(func() { hostkernel.WriteCgroup(freezer, "THAWED") })
+	require.NoError(t, hostkernel.WriteCgroup(freezer, "FROZEN"))
 	require.Eventually(t, func() bool {
 		b, err := os.ReadFile(freezer)
 		return err == nil && string(b) == "FROZEN\n"
@@ -309,31 +310,31 @@ func TestP5WithoutTheEndOfTheInitThereIsNoEvidence(t *testing.T) {
 	require.False(t, ev.Complete)
 	require.DirExists(t, spec.Dir, "nothing is removed under a living sandbox")
 
-	require.NoError(t, writeCgroup(freezer, "THAWED"))
+	require.NoError(t, hostkernel.WriteCgroup(freezer, "THAWED"))
 	h.stop(s)
 }
 
 func TestP5OnCgroupV2EverythingInASandboxIsKilledAndItsCgroupsAreRemoved(t *testing.T) {
 	testkit.Need(t, testkit.Root)
 	testkit.Leaks(t)
-	all, err := hierarchies()
+	all, err := hostkernel.Hierarchies()
 	require.NoError(t, err)
-	i := slices.IndexFunc(all, func(h hierarchy) bool { return h.v2 })
+	i := slices.IndexFunc(all, func(h hostkernel.Hierarchy) bool { return h.V2 })
 	if i < 0 {
 		testkit.Need(t, testkit.CgroupV2)
 	}
 	cgroup := testkit.CgroupParent(t) + "/" + newID(t)
-	slots, err := makeSlots(all[i:i+1], cgroup, runtime.Resources{})
+	slots, err := hostkernel.MakeSlots(all[i:i+1], cgroup, runtime.Resources{})
 	require.NoError(t, err)
 	defer slots.Close()
 	sleep := exec.Command("sleep", "600")
 	require.NoError(t, sleep.Start())
 	reaped := make(chan error, 1)
 	go func() { reaped <- sleep.Wait() }()
-	require.NoError(t, writeCgroup(filepath.Join(all[i].path(cgroup), "c1", "cgroup.procs"), itoa(sleep.Process.Pid)))
-	require.NoError(t, treeOf(all, cgroup).remove(bound(t)))
+	require.NoError(t, hostkernel.WriteCgroup(filepath.Join(all[i].Path(cgroup), "c1", "cgroup.procs"), itoa(sleep.Process.Pid)))
+	require.NoError(t, hostkernel.TreeOf(all, cgroup).Remove(bound(t)))
 	require.ErrorContains(t, <-reaped, "killed")
-	require.NoDirExists(t, all[i].path(cgroup))
+	require.NoDirExists(t, all[i].Path(cgroup))
 }
 
 func TestRemoveNeverDeletesAFolderThatIsNotTheSandboxes(t *testing.T) {

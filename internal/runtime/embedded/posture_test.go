@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sandbox-agent/sandbox-agent/internal/runtime"
+	"github.com/sandbox-agent/sandbox-agent/internal/runtime/hostkernel"
 )
 
 // posture is what the kernel says of a running receiptd.
@@ -117,7 +118,7 @@ func TestPostureOfReceiptd(t *testing.T) {
 		OwnNamespaces: []string{"cgroup", "ipc", "mnt", "net", "pid", "user", "uts"},
 		UIDMap:        "0 1879179264 65536", GIDMap: "0 1879179264 65536",
 		Environment: "HOME=/\x00", CommandLine: "/.sandbox/bin/receiptd\x00", Cwd: "/", Root: "/", OOMScoreAdj: "0",
-		Core: fmt.Sprintf("%[1]d %[1]d", min(1, hardLimit(unix.RLIMIT_CORE, 0))), NoFile: fmt.Sprintf("%[1]d %[1]d", min(noFile, hardLimit(unix.RLIMIT_NOFILE, noFile))),
+		Core: fmt.Sprintf("%[1]d %[1]d", min(1, hostkernel.HardLimit(unix.RLIMIT_CORE, 0))), NoFile: fmt.Sprintf("%[1]d %[1]d", min(hostkernel.NoFile, hostkernel.HardLimit(unix.RLIMIT_NOFILE, hostkernel.NoFile))),
 	}, got)
 	h.stop(s)
 }
@@ -236,8 +237,8 @@ func TestPostureOfTheContainersMounts(t *testing.T) {
 		runtime.BinPath + "/receiptd": "disk ro,nosuid,nodev",
 		runtime.BinPath + "/pid1":     "disk ro,nosuid,nodev",
 	}
-	for _, d := range deviceNodes {
-		want[d.path] = "devtmpfs rw,nosuid,noexec"
+	for _, d := range hostkernel.DeviceNodes {
+		want[d.Path] = "devtmpfs rw,nosuid,noexec"
 	}
 	for _, m := range spec.Workspace.Mounts {
 		want[m.Target] = "disk rw,nosuid,nodev,idmapped"
@@ -248,10 +249,10 @@ func TestPostureOfTheContainersMounts(t *testing.T) {
 			want[m.Target] = "tmpfs ro,nosuid,nodev,noexec"
 		}
 	}
-	sk, _, err := planRoot(spec)
+	sk, _, err := hostkernel.PlanRoot(spec)
 	require.NoError(t, err)
-	for _, b := range sk.binds {
-		want[b.path] = "disk ro,nosuid,nodev"
+	for _, p := range sk.BindPaths() {
+		want[p] = "disk ro,nosuid,nodev"
 	}
 	require.Equal(t, want, got)
 	h.stop(s)

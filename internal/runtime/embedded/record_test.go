@@ -8,6 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/sandbox-agent/sandbox-agent/internal/runtime"
+	"github.com/sandbox-agent/sandbox-agent/internal/runtime/hostkernel"
 )
 
 func TestAnUnfinishedRecordThatAKilledAgentLeftIsNamedAndRemoved(t *testing.T) {
@@ -16,9 +17,9 @@ func TestAnUnfinishedRecordThatAKilledAgentLeftIsNamedAndRemoved(t *testing.T) {
 			h := newHostOfAnyKernel(t)
 			id := newID(t)
 			if finished {
-				require.NoError(t, h.r.writeRecord(record{Identity: runtime.Identity{SandboxID: id}}))
+				require.NoError(t, h.r.records().Write(hostkernel.Record{Identity: runtime.Identity{SandboxID: id}}))
 			}
-			require.NoError(t, os.WriteFile(h.r.recordPath(id)+"~", []byte(`{"ident`), 0o600))
+			require.NoError(t, os.WriteFile(h.r.records().Files(id)[0], []byte(`{"ident`), 0o600))
 
 			ids, err := h.r.List(bound(t))
 			require.NoError(t, err)
@@ -31,9 +32,4 @@ func TestAnUnfinishedRecordThatAKilledAgentLeftIsNamedAndRemoved(t *testing.T) {
 			require.Empty(t, left)
 		})
 	}
-}
-
-func TestOnlyRecordsNameSandboxes(t *testing.T) {
-	require.Equal(t, []string{"sb-1", "sb-2"}, recordedIDs([]string{"sb-2.json~", "sb-1.json", "sb-1.json~", "notes", "notes~", "sb-3.yaml"}))
-	require.Empty(t, recordedIDs(nil))
 }

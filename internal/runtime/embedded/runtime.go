@@ -24,6 +24,7 @@ import (
 	receiptdv1 "github.com/sandbox-agent/sandbox-agent/api/receiptd/v1"
 	"github.com/sandbox-agent/sandbox-agent/internal/runtime"
 	"github.com/sandbox-agent/sandbox-agent/internal/runtime/crashpoint"
+	"github.com/sandbox-agent/sandbox-agent/internal/runtime/hostkernel"
 )
 
 // Name is how configuration and records call this runtime.
@@ -82,12 +83,12 @@ func New(opts Options) (*Runtime, error) {
 // openCgroupRoot has libcontainer's cgroup package open its folder of hierarchies, which it does once and for good,
 // here: on a thread that starts a container it would be that thread's mount namespace's, and useless after it.
 func openCgroupRoot() {
-	hs, err := hierarchies()
+	hs, err := hostkernel.Hierarchies()
 	if err != nil {
 		return
 	}
 	for _, h := range hs {
-		if f, err := cgroups.OpenFile(h.mount, "cgroup.procs", os.O_RDONLY); err == nil {
+		if f, err := cgroups.OpenFile(h.Mount, "cgroup.procs", os.O_RDONLY); err == nil {
 			f.Close()
 			return
 		}
@@ -104,7 +105,14 @@ func (r *Runtime) Isolation() runtime.Isolation { return runtime.Namespaces }
 func (r *Runtime) Concessions() []runtime.Concession { return nil }
 
 // TakesRootfs refuses images; see runtime.Runtime.
-func (r *Runtime) TakesRootfs(kind runtime.RootfsKind) error { return takesRootfs(kind) }
+func (r *Runtime) TakesRootfs(kind runtime.RootfsKind) error { return hostkernel.TakesRootfs(kind) }
+
+// Reachable answers nil: the work is done in this process.
+func (r *Runtime) Reachable(context.Context) error { return nil }
+
+func (r *Runtime) records() hostkernel.Records {
+	return hostkernel.Records(filepath.Join(r.opts.StateDir, "records"))
+}
 
 func (r *Runtime) containersDir() string { return filepath.Join(r.opts.StateDir, "containers") }
 
@@ -113,17 +121,20 @@ func (r *Runtime) rootMount() string { return filepath.Join(r.opts.StateDir, "ro
 
 func (r *Runtime) cgroup(id string) string { return r.opts.CgroupParent + "/" + id }
 
-// Where things are in a sandbox's own folder.
-func controlDir(dir string) string { return filepath.Join(dir, "control") }
-func logPath(dir string) string    { return filepath.Join(dir, "receiptd.log") }
+// Check says whether this node can host sandboxes; see runtime.Runtime.
+func (r *Runtime) Check(context.Context) error { return hostkernel.Check() }
 
 // Create starts a sandbox; see runtime.Runtime.
 func (r *Runtime) Create(ctx context.Context, spec runtime.Spec) (runtime.Sandbox, error) {
-	if err := checkSpec(spec); err != nil {
+	if err := hostkernel.CheckSpec(spec); err != nil {
 		return nil, err
 	}
-	if _, err := r.readRecord(spec.SandboxID); !errors.Is(err, os.ErrNotExist) {
+	if _, err := r.records().Read(spec.SandboxID); !errors.Is(err, os.ErrNotExist) {
 		return nil, fmt.Errorf("starting sandbox %s: %w: there is one with this id", spec.SandboxID, os.ErrExist)
+	}
+	if spec.Network != "none" {
+		return nil, fmt.Errorf("starting sandbox %s: %w: the embedded runtime has the network mode \"none\" only, not %q",
+			spec.SandboxID, runtime.ErrUnavailable, spec.Network)
 	}
 	s, err := r.create(ctx, spec)
 	if err == nil {
@@ -141,32 +152,13 @@ func (r *Runtime) Create(ctx context.Context, spec runtime.Spec) (runtime.Sandbo
 // cleanupTime bounds how long a failed start waits for its own remains to go.
 const cleanupTime = 10 * time.Second
 
-func checkSpec(spec runtime.Spec) error {
-	if err := checkSandboxID(spec.SandboxID); err != nil {
-		return err
-	}
-	if err := checkIDs(spec.IDs); err != nil {
-		return fmt.Errorf("starting sandbox %s: %w", spec.SandboxID, err)
-	}
-	if spec.Network != "none" {
-		return fmt.Errorf("starting sandbox %s: %w: the embedded runtime has the network mode \"none\" only, not %q",
-			spec.SandboxID, runtime.ErrUnavailable, spec.Network)
-	}
-	for name, path := range map[string]string{"folder": spec.Dir, "receipts folder": spec.ReceiptsDir, "receiptd": spec.Receiptd, "pid1": spec.Pid1} {
-		if !filepath.IsAbs(path) {
-			return fmt.Errorf("starting sandbox %s: %w: the path of its %s, %q, is not absolute", spec.SandboxID, runtime.ErrUnavailable, name, path)
-		}
-	}
-	return nil
-}
-
 // start is everything of one start that has to be let go of, whatever comes of it.
 type start struct {
 	spec     runtime.Spec
 	cgroup   string
-	skeleton skeleton
-	mounts   *bindMounts
-	slots    *slots
+	skeleton hostkernel.Skeleton
+	mounts   *hostkernel.BindMounts
+	slots    *hostkernel.Slots
 	userns   *os.File
 }
 
@@ -183,50 +175,50 @@ func (s *start) Close() {
 }
 
 func (r *Runtime) create(ctx context.Context, spec runtime.Spec) (*Sandbox, error) {
-	all, err := hierarchies()
+	all, err := hostkernel.Hierarchies()
 	if err != nil {
 		return nil, err
 	}
-	boot, err := bootID()
+	boot, err := hostkernel.BootID()
 	if err != nil {
 		return nil, err
 	}
-	rec := record{Cgroup: r.cgroup(spec.SandboxID), Identity: runtime.Identity{
+	rec := hostkernel.Record{Cgroup: r.cgroup(spec.SandboxID), Identity: runtime.Identity{
 		Runtime: r.opts.Name, SandboxID: spec.SandboxID, ContainerID: spec.SandboxID, BootID: boot, Dir: spec.Dir,
-		Cgroups: treeOf(all, r.cgroup(spec.SandboxID)).dirs,
+		Cgroups: hostkernel.TreeOf(all, r.cgroup(spec.SandboxID)).Dirs,
 	}}
-	if err := r.writeRecord(rec); err != nil {
+	if err := r.records().Write(rec); err != nil {
 		return nil, err
 	}
 	crashpoint.At("runtime.announced")
 	st := &start{spec: spec, cgroup: rec.Cgroup}
 	defer st.Close()
-	defer keepWarm(all)()
+	defer hostkernel.KeepWarm(all)()
 	if err := st.prepare(all); err != nil {
 		return nil, err
 	}
 	crashpoint.At("runtime.prepared")
-	if len(st.skeleton.shadowed) > 0 {
-		r.log.Warn("the workspace covers folders of the root file system", "sandbox", spec.SandboxID, "folders", st.skeleton.shadowed)
+	if len(st.skeleton.Shadowed) > 0 {
+		r.log.Warn("the workspace covers folders of the root file system", "sandbox", spec.SandboxID, "folders", st.skeleton.Shadowed)
 	}
 	return r.run(ctx, st, rec)
 }
 
 // prepare makes everything that a container needs, in parallel: the bind mounts and the user namespace on one side, the
 // cgroups on the other, and the first cgroup migration of a while, which waits for an RCU grace period (about 16 ms).
-func (s *start) prepare(all []hierarchy) error {
+func (s *start) prepare(all []hostkernel.Hierarchy) error {
 	var wg sync.WaitGroup
 	var mountErr, cgroupErr error
 	wg.Go(func() {
 		if mountErr = s.prepareRoot(); mountErr == nil {
 			crashpoint.At("runtime.mounts-made")
-			s.userns, mountErr = ownUserNamespace(s.spec.IDs, s.spec.Pid1) // the mounts decide which host id a command gets
+			s.userns, mountErr = hostkernel.OwnUserNamespace(s.spec.IDs, s.spec.Pid1) // the mounts decide which host id a command gets
 		}
 	})
 	wg.Go(func() {
-		var hs []hierarchy
-		if hs, cgroupErr = slotHierarchies(all, s.spec.Resources); cgroupErr == nil {
-			s.slots, cgroupErr = makeSlots(hs, s.cgroup, s.spec.Resources)
+		var hs []hostkernel.Hierarchy
+		if hs, cgroupErr = hostkernel.SlotHierarchies(all, s.spec.Resources); cgroupErr == nil {
+			s.slots, cgroupErr = hostkernel.MakeSlots(hs, s.cgroup, s.spec.Resources)
 			crashpoint.At("runtime.cgroups-made")
 		}
 	})
@@ -236,132 +228,41 @@ func (s *start) prepare(all []hierarchy) error {
 
 func (s *start) prepareRoot() error {
 	spec := s.spec
-	sk, source, err := planRoot(spec)
+	sk, source, err := hostkernel.PlanRoot(spec)
 	if err != nil {
 		return err
 	}
-	if err := makeDirs(spec); err != nil {
+	if err := hostkernel.MakeDirs(spec); err != nil {
 		return err
 	}
 	s.skeleton = sk
-	if s.mounts, err = prepareMounts(spec, sk, source); err != nil {
+	if s.mounts, err = hostkernel.PrepareMounts(spec, sk, source); err != nil {
 		return err
 	}
-	s.spec.IDs.CommandHostUID, s.spec.IDs.CommandHostGID = s.mounts.ownership.CommandHostUID, s.mounts.ownership.CommandHostGID
+	s.spec.IDs.CommandHostUID, s.spec.IDs.CommandHostGID = s.mounts.Ownership.CommandHostUID, s.mounts.Ownership.CommandHostGID
 	return nil
-}
-
-// makeDirs makes the sandbox's folder, and in it and for it what only receiptd may see.
-func makeDirs(spec runtime.Spec) error {
-	if err := mkdir(spec.Dir, 0o711); err != nil {
-		return err
-	}
-	for _, dir := range []string{controlDir(spec.Dir), spec.ReceiptsDir} {
-		if err := mkdir(dir, 0o700); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// checkTraversable finds the folder that shuts everybody but its owner out. The container's root is not root on the
-// host, and has to get to its root file system.
-func checkTraversable(dir string) error {
-	for d := dir; ; d = filepath.Dir(d) {
-		st, err := os.Stat(d)
-		if err != nil {
-			return fmt.Errorf("looking at the folder %s: %w", d, err)
-		}
-		if st.Mode().Perm()&0o001 == 0 {
-			return fmt.Errorf("%w: the container's root can't get through the folder %s: chmod o+x it, or put state_dir elsewhere", runtime.ErrUnavailable, d)
-		}
-		if d == "/" {
-			return nil
-		}
-	}
-}
-
-// How a start keeps migrations cheap: a migration waits for an RCU grace period (10 ms and more) unless another one has
-// begun or ended within the last one (cgroup_threadgroup_rwsem, kernel/rcu/sync.c). A start makes a dozen: the
-// container's init into each hierarchy, and, right after it, the first command's launcher into its slot.
-const (
-	warmEvery = 4 * time.Millisecond
-	warmAfter = 40 * time.Millisecond // after the container is there; the first launcher joins within that
-	warmMost  = time.Second
-)
-
-// keepWarm moves the agent into the cgroup that it is in already, again and again, until warmAfter has passed since
-// stop was called. It changes nothing else.
-func keepWarm(all []hierarchy) (stop func()) {
-	procs := ownProcs(all)
-	if procs == "" {
-		return func() {}
-	}
-	done := make(chan struct{})
-	go func() {
-		tick := time.NewTicker(warmEvery)
-		defer tick.Stop()
-		most := time.After(warmMost)
-		for {
-			if writeCgroup(procs, "0") != nil {
-				return // only speed is lost
-			}
-			select {
-			case <-tick.C:
-			case <-done:
-				return
-			case <-most:
-				return
-			}
-		}
-	}()
-	return func() { time.AfterFunc(warmAfter, func() { close(done) }) }
-}
-
-// ownProcs is the cgroup.procs of this process's own cgroup in the hierarchy that has the pids controller.
-func ownProcs(all []hierarchy) string {
-	b, err := os.ReadFile("/proc/self/cgroup")
-	if err != nil {
-		return ""
-	}
-	for _, h := range all {
-		if !h.has("pids") {
-			continue
-		}
-		for _, line := range strings.Split(string(b), "\n") {
-			f := strings.SplitN(line, ":", 3)
-			if len(f) == 3 && (h.v2 && f[0] == "0" || !h.v2 && v1Same(f[1], h.controllers)) {
-				return filepath.Join(h.path(strings.TrimSuffix(f[2], "/")), "cgroup.procs")
-			}
-		}
-	}
-	return ""
-}
-
-func v1Same(field string, controllers []string) bool {
-	return strings.Join(v1Controllers(field), ",") == strings.Join(controllers, ",")
 }
 
 // run starts the container and waits until receiptd listens.
-func (r *Runtime) run(ctx context.Context, st *start, rec record) (_ *Sandbox, err error) {
+func (r *Runtime) run(ctx context.Context, st *start, rec hostkernel.Record) (_ *Sandbox, err error) {
 	spec, rootfs := st.spec, r.rootMount()
-	if err := checkTraversable(rootfs); err != nil {
+	if err := hostkernel.CheckTraversable(rootfs); err != nil {
 		return nil, err
 	}
 	cfg := containerConfig(spec, rootfs, st.cgroup, func(s *specs.State) error {
-		limits := rlimits(hardLimit(unix.RLIMIT_NOFILE, noFile), hardLimit(unix.RLIMIT_CORE, 0))
+		limits := hostkernel.Rlimits(hostkernel.HardLimit(unix.RLIMIT_NOFILE, hostkernel.NoFile), hostkernel.HardLimit(unix.RLIMIT_CORE, 0))
 		crashpoint.At("runtime.init-waits")
-		err := errors.Join(limitInit(spec.IDs, s.Pid, limits), st.mounts.attach(s.Pid, rootfs))
+		err := errors.Join(hostkernel.LimitInit(spec.IDs, s.Pid, limits), st.mounts.Attach(s.Pid, rootfs))
 		crashpoint.At("runtime.mounts-attached")
 		return err
 	})
-	cfg.OomScoreAdj = oomScoreAdj(ownOOMScoreAdj())
+	cfg.OomScoreAdj = hostkernel.OomScoreAdj(hostkernel.OwnOOMScoreAdj())
 	cfg.Namespaces.Add(configs.NEWUSER, fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), st.userns.Fd()))
-	abort := abortOn(ctx, tree{rec.Identity.Cgroups})
+	abort := abortOn(ctx, hostkernel.Tree{Dirs: rec.Identity.Cgroups})
 	var process *libcontainer.Process
 	var ready *os.File
-	err = inOwnMounts(func() error {
-		if err := mountSkeleton(rootfs, st.skeleton); err != nil {
+	err = hostkernel.InOwnMounts(func() error {
+		if err := hostkernel.MountSkeleton(rootfs, st.skeleton); err != nil {
 			return err
 		}
 		container, err := libcontainer.Create(r.containersDir(), spec.SandboxID, cfg)
@@ -370,7 +271,7 @@ func (r *Runtime) run(ctx context.Context, st *start, rec record) (_ *Sandbox, e
 		}
 		crashpoint.At("runtime.container-made")
 		if process, ready, err = startReceiptd(ctx, container, st); err != nil {
-			reapStages(tree{rec.Identity.Cgroups})
+			reapStages(hostkernel.Tree{Dirs: rec.Identity.Cgroups})
 		}
 		return err
 	})
@@ -380,12 +281,12 @@ func (r *Runtime) run(ctx context.Context, st *start, rec record) (_ *Sandbox, e
 	}
 	defer ready.Close()
 	crashpoint.At("runtime.started")
-	sb, err := r.adopt(process, rec, viewOf(spec, st.slots))
+	sb, err := r.adopt(process, rec, hostkernel.ViewOf(spec, st.slots))
 	if err != nil {
 		// Without a watcher nobody else reaps it. It may have ended by itself already.
 		_ = process.Signal(unix.SIGKILL)
 		_, _ = process.Wait()
-		return nil, fmt.Errorf("%w; receiptd's log ends: %s", err, tail(logPath(spec.Dir)))
+		return nil, fmt.Errorf("%w; receiptd's log ends: %s", err, hostkernel.Tail(hostkernel.LogPath(spec.Dir)))
 	}
 	crashpoint.At("runtime.adopted")
 	if err := awaitReady(ctx, ready, spec.Dir); err != nil {
@@ -399,13 +300,13 @@ func (r *Runtime) run(ctx context.Context, st *start, rec record) (_ *Sandbox, e
 
 // aborter ends a start that hangs: from the end of its context on it kills whatever is in the sandbox's cgroups.
 type aborter struct {
-	tree tree
+	tree hostkernel.Tree
 	stop func() bool
 	quit chan struct{}
 	done chan struct{}
 }
 
-func abortOn(ctx context.Context, t tree) *aborter {
+func abortOn(ctx context.Context, t hostkernel.Tree) *aborter {
 	a := &aborter{tree: t, quit: make(chan struct{}), done: make(chan struct{})}
 	a.stop = context.AfterFunc(ctx, a.kill)
 	return a
@@ -414,7 +315,7 @@ func abortOn(ctx context.Context, t tree) *aborter {
 func (a *aborter) kill() {
 	defer close(a.done)
 	for {
-		a.tree.kill()
+		a.tree.Kill()
 		select {
 		case <-a.quit:
 			return
@@ -434,7 +335,7 @@ func (a *aborter) end() {
 // reapStages ends and reaps what a failed start has left of the stages of runc's init, which are all children of the
 // calling thread (CLONE_PARENT). libcontainer does not know the later ones before they tell it, and then nobody waits
 // for them. It gives up after cleanupTime: a process in uninterruptible sleep can't be waited for.
-func reapStages(t tree) {
+func reapStages(t hostkernel.Tree) {
 	ctx, cancel := context.WithTimeout(context.Background(), cleanupTime)
 	defer cancel()
 	for ctx.Err() == nil {
@@ -443,7 +344,7 @@ func reapStages(t tree) {
 		case errors.Is(err, unix.ECHILD):
 			return
 		case err == nil && pid == 0:
-			t.kill()
+			t.Kill()
 			select {
 			case <-ctx.Done():
 			case <-time.After(time.Millisecond):
@@ -459,7 +360,7 @@ func startReceiptd(ctx context.Context, container *libcontainer.Container, st *s
 		return nil, nil, fmt.Errorf("opening receiptd's standard input: %w", err)
 	}
 	defer null.Close()
-	log, err := os.OpenFile(logPath(st.spec.Dir), os.O_WRONLY|os.O_APPEND|os.O_CREATE, 0o600)
+	log, err := os.OpenFile(hostkernel.LogPath(st.spec.Dir), os.O_WRONLY|os.O_APPEND|os.O_CREATE, 0o600)
 	if err != nil {
 		return nil, nil, fmt.Errorf("opening receiptd's log: %w", err)
 	}
@@ -473,7 +374,7 @@ func startReceiptd(ctx context.Context, container *libcontainer.Container, st *s
 		Args: []string{runtime.BinPath + "/receiptd"}, Cwd: "/", Init: true,
 		// libcontainer adds a HOME of its own when there is none.
 		Env:   []string{"HOME=/"},
-		Stdin: null, Stdout: out, Stderr: log, ExtraFiles: st.slots.files,
+		Stdin: null, Stdout: out, Stderr: log, ExtraFiles: st.slots.Files,
 	}
 	if err := container.Run(process); err != nil {
 		ready.Close()
@@ -495,38 +396,17 @@ func awaitReady(ctx context.Context, ready *os.File, dir string) error {
 	case err == nil:
 		err = fmt.Errorf("it said %q", line)
 	}
-	return fmt.Errorf("waiting for receiptd: it did not get ready: %w; its log ends: %s", err, tail(logPath(dir)))
-}
-
-// tail is the end of a log file, for an error message.
-func tail(path string) string {
-	b, err := os.ReadFile(path)
-	if err != nil || len(b) == 0 {
-		return "(nothing)"
-	}
-	return strings.TrimSpace(string(b[max(0, len(b)-1024):]))
-}
-
-// viewOf is the runtime's part of what receiptd is told.
-func viewOf(spec runtime.Spec, s *slots) *receiptdv1.View {
-	return &receiptdv1.View{
-		Dir: spec.Workspace.Worktree,
-		// One mount with all that receiptd has for itself below it.
-		Hide:    []string{runtime.InternalDir},
-		Pid1Uid: spec.IDs.Pid1UID, CommandUid: spec.IDs.CommandUID, CommandGid: spec.IDs.CommandGID,
-		Cgroups: s.views,
-		Seals:   spec.Workspace.Seals(),
-	}
+	return fmt.Errorf("waiting for receiptd: it did not get ready: %w; its log ends: %s", err, hostkernel.Tail(hostkernel.LogPath(dir)))
 }
 
 // adopt records the identity of the started container and watches its init.
-func (r *Runtime) adopt(process *libcontainer.Process, rec record, view *receiptdv1.View) (*Sandbox, error) {
+func (r *Runtime) adopt(process *libcontainer.Process, rec hostkernel.Record, view *receiptdv1.View) (*Sandbox, error) {
 	pid, err := process.Pid()
 	if err != nil {
 		return nil, fmt.Errorf("finding receiptd: %w", err)
 	}
 	// It is this process's child and not reaped yet: its pid can't have been taken by another.
-	start, _, err := procStat(pid)
+	start, _, err := hostkernel.ProcStat(pid)
 	if err != nil {
 		return nil, fmt.Errorf("finding receiptd: %w", err)
 	}
@@ -534,7 +414,7 @@ func (r *Runtime) adopt(process *libcontainer.Process, rec record, view *receipt
 	if rec.View, err = protojson.Marshal(view); err != nil {
 		return nil, fmt.Errorf("recording the view: %w", err)
 	}
-	if err := r.writeRecord(rec); err != nil {
+	if err := r.records().Write(rec); err != nil {
 		return nil, err
 	}
 	return r.watch(rec, view, func() { _, _ = process.Wait() })
@@ -542,10 +422,10 @@ func (r *Runtime) adopt(process *libcontainer.Process, rec record, view *receipt
 
 // Load finds a sandbox that an earlier agent started; see runtime.Runtime.
 func (r *Runtime) Load(_ context.Context, id runtime.Identity) (runtime.Sandbox, error) {
-	if err := checkSandboxID(id.SandboxID); err != nil {
+	if err := hostkernel.CheckSandboxID(id.SandboxID); err != nil {
 		return nil, err
 	}
-	rec, err := r.readRecord(id.SandboxID)
+	rec, err := r.records().Read(id.SandboxID)
 	if errors.Is(err, os.ErrNotExist) {
 		return nil, fmt.Errorf("loading sandbox %s: %w", id.SandboxID, runtime.ErrNotFound)
 	}
@@ -556,14 +436,14 @@ func (r *Runtime) Load(_ context.Context, id runtime.Identity) (runtime.Sandbox,
 		return nil, fmt.Errorf("loading sandbox %s: the container that was recorded (pid %d, start time %d, boot %s) is not the one of this id (pid %d, start time %d, boot %s)",
 			id.SandboxID, id.Pid, id.StartTime, id.BootID, rec.Identity.Pid, rec.Identity.StartTime, rec.Identity.BootID)
 	}
-	boot, err := bootID()
+	boot, err := hostkernel.BootID()
 	if err != nil {
 		return nil, err
 	}
 	if rec.Identity.Pid == 0 || rec.Identity.BootID != boot {
 		return nil, fmt.Errorf("loading sandbox %s: %w: it did not finish starting, or the node was rebooted", id.SandboxID, runtime.ErrNotFound)
 	}
-	view, err := rec.view()
+	view, err := rec.ViewOf()
 	if err != nil {
 		return nil, err
 	}
@@ -573,15 +453,7 @@ func (r *Runtime) Load(_ context.Context, id runtime.Identity) (runtime.Sandbox,
 // List names the sandboxes of which there is anything; see runtime.Runtime. Only those of this state folder: another
 // agent's sandboxes are none of its business.
 func (r *Runtime) List(context.Context) ([]string, error) {
-	des, err := os.ReadDir(filepath.Join(r.opts.StateDir, "records"))
-	if err != nil {
-		return nil, fmt.Errorf("listing sandboxes: %w", err)
-	}
-	names := make([]string, len(des))
-	for i, de := range des {
-		names[i] = de.Name()
-	}
-	return recordedIDs(names), nil
+	return r.records().List()
 }
 
 var forwardOnce sync.Once

@@ -9,20 +9,19 @@ import (
 	"path/filepath"
 	"slices"
 	"sync"
-	"time"
 
-	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/proto"
 
 	receiptdv1 "github.com/sandbox-agent/sandbox-agent/api/receiptd/v1"
 	"github.com/sandbox-agent/sandbox-agent/internal/runtime"
 	"github.com/sandbox-agent/sandbox-agent/internal/runtime/crashpoint"
+	"github.com/sandbox-agent/sandbox-agent/internal/runtime/hostkernel"
 )
 
 // Sandbox is a running container.
 type Sandbox struct {
 	r      *Runtime
-	rec    record
+	rec    hostkernel.Record
 	view   *receiptdv1.View
 	pidfd  *os.File
 	exited chan struct{}
@@ -36,62 +35,20 @@ var _ runtime.Sandbox = (*Sandbox)(nil)
 
 // watch opens a pidfd of the recorded init, checks that it is that very process, and waits for its end. reap is called
 // once it has ended. ErrNotFound: it is not running.
-func (r *Runtime) watch(rec record, view *receiptdv1.View, reap func()) (*Sandbox, error) {
-	f, err := openInit(rec.Identity)
+func (r *Runtime) watch(rec hostkernel.Record, view *receiptdv1.View, reap func()) (*Sandbox, error) {
+	f, err := hostkernel.OpenInit(rec.Identity)
 	if err != nil {
 		return nil, err
 	}
 	s := &Sandbox{r: r, rec: rec, view: view, pidfd: f, exited: make(chan struct{}), stopping: make(chan struct{}, 1), done: make(chan struct{})}
 	go func() {
 		defer close(s.done)
-		if waitReadable(f) == nil {
+		if hostkernel.WaitReadable(f) == nil {
 			reap()
 			close(s.exited)
 		}
 	}()
 	return s, nil
-}
-
-// openInit opens a pidfd first and compares start times after: if they agree, the pidfd is of the recorded process
-// (a pid is not given again while its pidfd's process lives).
-func openInit(id runtime.Identity) (*os.File, error) {
-	fd, err := unix.PidfdOpen(id.Pid, unix.PIDFD_NONBLOCK)
-	if errors.Is(err, unix.ESRCH) {
-		return nil, fmt.Errorf("sandbox %s: %w: there is no process %d", id.SandboxID, runtime.ErrNotFound, id.Pid)
-	}
-	if err != nil {
-		return nil, fmt.Errorf("sandbox %s: opening its init: %w", id.SandboxID, os.NewSyscallError("pidfd_open", err))
-	}
-	f := os.NewFile(uintptr(fd), "pidfd")
-	start, state, err := procStat(id.Pid)
-	switch {
-	case errors.Is(err, os.ErrNotExist), errors.Is(err, unix.ESRCH):
-		f.Close()
-		return nil, fmt.Errorf("sandbox %s: %w: process %d has just ended", id.SandboxID, runtime.ErrNotFound, id.Pid)
-	case err != nil:
-		f.Close()
-		return nil, fmt.Errorf("sandbox %s: looking at its init: %w", id.SandboxID, err)
-	case start != id.StartTime:
-		f.Close()
-		return nil, fmt.Errorf("sandbox %s: %w: process %d began at %d, not at %d: it is another", id.SandboxID, runtime.ErrNotFound, id.Pid, start, id.StartTime)
-	case state == 'Z' || state == 'X':
-		f.Close()
-		return nil, fmt.Errorf("sandbox %s: %w: process %d has ended", id.SandboxID, runtime.ErrNotFound, id.Pid)
-	}
-	return f, nil
-}
-
-// waitReadable waits until a pidfd says that its process has ended: readable once all threads are, which for a PID
-// namespace's init comes after everything in the namespace (pidfd_open(2); zap_pid_ns_processes).
-func waitReadable(pidfd *os.File) error {
-	rc, err := pidfd.SyscallConn()
-	if err != nil {
-		return err
-	}
-	return rc.Read(func(fd uintptr) bool {
-		n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 0)
-		return err == nil && n == 1
-	})
 }
 
 // Identity names the container.
@@ -106,7 +63,7 @@ func (s *Sandbox) Exited() <-chan struct{} { return s.exited }
 // Dial connects to receiptd's socket through a descriptor of its folder: no symlink and no limit on the path's length
 // come in between (unix(7): 107 bytes).
 func (s *Sandbox) Dial(ctx context.Context) (net.Conn, error) {
-	dir, err := os.Open(controlDir(s.rec.Identity.Dir))
+	dir, err := os.Open(hostkernel.ControlDir(s.rec.Identity.Dir))
 	if err != nil {
 		return nil, fmt.Errorf("dialling the receiptd of sandbox %s: %w", s.rec.Identity.SandboxID, err)
 	}
@@ -129,23 +86,7 @@ func (s *Sandbox) Close() error {
 	return err
 }
 
-func (s *Sandbox) kill() error { return sendKill(s.pidfd) }
-
-// sendKill sends SIGKILL through a pidfd. A process that has ended already is fine.
-func sendKill(pidfd *os.File) error {
-	rc, err := pidfd.SyscallConn()
-	if err != nil {
-		return err
-	}
-	var killErr error
-	if err := rc.Control(func(fd uintptr) { killErr = unix.PidfdSendSignal(int(fd), unix.SIGKILL, nil, 0) }); err != nil {
-		return err
-	}
-	if errors.Is(killErr, unix.ESRCH) {
-		return nil
-	}
-	return killErr
-}
+func (s *Sandbox) kill() error { return hostkernel.SendKill(s.pidfd) }
 
 // Stop kills everything of the sandbox and answers once it is gone; see runtime.Sandbox.
 func (s *Sandbox) Stop(ctx context.Context) (runtime.Evidence, error) {
@@ -153,14 +94,14 @@ func (s *Sandbox) Stop(ctx context.Context) (runtime.Evidence, error) {
 		return runtime.Evidence{}, err
 	}
 	defer func() { <-s.stopping }()
-	ev := newEvidence(s.rec.Identity)
+	ev := hostkernel.NewEvidence(s.rec.Identity)
 	if err := s.end(ctx, ev); err != nil {
 		return ev.Evidence, err
 	}
 	if err := s.r.sweep(ctx, s.rec, ev); err != nil {
 		return ev.Evidence, err
 	}
-	return ev.complete(), s.Close()
+	return ev.Completed(), s.Close()
 }
 
 // lock waits for another Stop to return. Without one it never fails: also a context that has ended gets its try.
@@ -179,7 +120,7 @@ func (s *Sandbox) lock(ctx context.Context) error {
 }
 
 // end kills the init and waits for its pidfd.
-func (s *Sandbox) end(ctx context.Context, ev *evidence) error {
+func (s *Sandbox) end(ctx context.Context, ev *hostkernel.Evidence) error {
 	id := s.rec.Identity
 	select {
 	case <-s.exited:
@@ -192,30 +133,16 @@ func (s *Sandbox) end(ctx context.Context, ev *evidence) error {
 	case <-s.exited:
 	case <-ctx.Done():
 		return fmt.Errorf("stopping sandbox %s: %w: process %d has been killed and has not ended (%s): %w",
-			id.SandboxID, runtime.ErrNoEvidence, id.Pid, states(tree{id.Cgroups}.pids()), ctx.Err())
+			id.SandboxID, runtime.ErrNoEvidence, id.Pid, hostkernel.States(hostkernel.Tree{Dirs: id.Cgroups}.Pids()), ctx.Err())
 	}
 	crashpoint.At("runtime.ended")
-	ev.add("pidfd", "process %d, start time %d, has ended, and its PID namespace with it", id.Pid, id.StartTime)
+	ev.Add("pidfd", "process %d, start time %d, has ended, and its PID namespace with it", id.Pid, id.StartTime)
 	return nil
-}
-
-// states says what processes are doing, for an error message: D is uninterruptible sleep.
-func states(pids []int) string {
-	out := ""
-	for _, pid := range pids {
-		if _, state, err := procStat(pid); err == nil {
-			out += fmt.Sprintf("process %d is in state %c; ", pid, state)
-		}
-	}
-	if out == "" {
-		return "nothing else of it is alive"
-	}
-	return out[:len(out)-2]
 }
 
 // Remove ends whatever is left of a sandbox; see runtime.Runtime.
 func (r *Runtime) Remove(ctx context.Context, id runtime.Identity) (runtime.Evidence, error) {
-	if err := checkSandboxID(id.SandboxID); err != nil {
+	if err := hostkernel.CheckSandboxID(id.SandboxID); err != nil {
 		return runtime.Evidence{}, err
 	}
 	rec, err := r.remains(id)
@@ -225,13 +152,13 @@ func (r *Runtime) Remove(ctx context.Context, id runtime.Identity) (runtime.Evid
 	if dir := rec.Identity.Dir; dir != "" && (!filepath.IsAbs(dir) || filepath.Base(dir) != id.SandboxID) {
 		return runtime.Evidence{}, fmt.Errorf("removing sandbox %s: %w: the folder %q is not that of this sandbox", id.SandboxID, runtime.ErrNoEvidence, dir)
 	}
-	ev := newEvidence(rec.Identity)
-	boot, err := bootID()
+	ev := hostkernel.NewEvidence(rec.Identity)
+	boot, err := hostkernel.BootID()
 	if err != nil {
 		return ev.Evidence, err
 	}
 	if rec.Identity.BootID != "" && rec.Identity.BootID != boot {
-		ev.add("boot_id", "the node has been rebooted since: %s, now %s", rec.Identity.BootID, boot)
+		ev.Add("boot_id", "the node has been rebooted since: %s, now %s", rec.Identity.BootID, boot)
 	} else if rec.Identity.Pid != 0 {
 		if err := r.endLoaded(ctx, rec, ev); err != nil {
 			return ev.Evidence, err
@@ -240,18 +167,18 @@ func (r *Runtime) Remove(ctx context.Context, id runtime.Identity) (runtime.Evid
 	if err := r.sweep(ctx, rec, ev); err != nil {
 		return ev.Evidence, err
 	}
-	return ev.complete(), nil
+	return ev.Completed(), nil
 }
 
 // remains puts together what is known of a sandbox: the caller's record of it, and the runtime's own where the start
 // was cut short before the caller learnt the rest.
-func (r *Runtime) remains(id runtime.Identity) (record, error) {
-	rec, err := r.readRecord(id.SandboxID)
+func (r *Runtime) remains(id runtime.Identity) (hostkernel.Record, error) {
+	rec, err := r.records().Read(id.SandboxID)
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		r.log.Warn("the record of a sandbox can't be read; sweeping by its id", "sandbox", id.SandboxID, "error", err)
 	}
 	if err != nil {
-		rec = record{Identity: id}
+		rec = hostkernel.Record{Identity: id}
 	}
 	if id.Pid != 0 {
 		dirs := rec.Identity.Cgroups
@@ -262,7 +189,7 @@ func (r *Runtime) remains(id runtime.Identity) (record, error) {
 		rec.Identity.Dir = id.Dir
 	}
 	rec.Cgroup = r.cgroup(id.SandboxID)
-	all, err := hierarchies()
+	all, err := hostkernel.Hierarchies()
 	if err != nil {
 		return rec, err
 	}
@@ -270,7 +197,7 @@ func (r *Runtime) remains(id runtime.Identity) (record, error) {
 		return rec, fmt.Errorf("%w: no cgroup hierarchy is mounted, so nothing can be seen of sandbox %s", runtime.ErrNoEvidence, id.SandboxID)
 	}
 	// Also where an earlier agent, with another cgroup parent, has put it. Nothing but a cgroup of this very id.
-	rec.Identity.Cgroups = slices.DeleteFunc(unique(append(rec.Identity.Cgroups, treeOf(all, rec.Cgroup).dirs...)),
+	rec.Identity.Cgroups = slices.DeleteFunc(unique(append(rec.Identity.Cgroups, hostkernel.TreeOf(all, rec.Cgroup).Dirs...)),
 		func(dir string) bool { return filepath.Base(dir) != id.SandboxID })
 	rec.Identity.Runtime, rec.Identity.ContainerID = r.opts.Name, id.SandboxID
 	return rec, nil
@@ -279,7 +206,7 @@ func (r *Runtime) remains(id runtime.Identity) (record, error) {
 func unique(list []string) []string {
 	var out []string
 	for _, s := range list {
-		if !contains(out, s) {
+		if !slices.Contains(out, s) {
 			out = append(out, s)
 		}
 	}
@@ -287,10 +214,10 @@ func unique(list []string) []string {
 }
 
 // endLoaded ends the init of a sandbox that nobody watches.
-func (r *Runtime) endLoaded(ctx context.Context, rec record, ev *evidence) error {
+func (r *Runtime) endLoaded(ctx context.Context, rec hostkernel.Record, ev *hostkernel.Evidence) error {
 	s, err := r.watch(rec, nil, func() {})
 	if errors.Is(err, runtime.ErrNotFound) {
-		ev.add("pidfd", "%s", err)
+		ev.Add("pidfd", "%s", err)
 		return nil
 	}
 	if err != nil {
@@ -302,15 +229,15 @@ func (r *Runtime) endLoaded(ctx context.Context, rec record, ev *evidence) error
 
 // sweep empties and removes the sandbox's cgroups, then everything that is kept of it on disk, the runtime's record
 // last: as long as there is anything, List names it.
-func (r *Runtime) sweep(ctx context.Context, rec record, ev *evidence) error {
+func (r *Runtime) sweep(ctx context.Context, rec hostkernel.Record, ev *hostkernel.Evidence) error {
 	id := rec.Identity
-	t := tree{id.Cgroups}
-	if err := t.remove(ctx); err != nil {
-		return fmt.Errorf("removing sandbox %s: %w: %s: %w", id.SandboxID, runtime.ErrNoEvidence, states(t.pids()), err)
+	t := hostkernel.Tree{Dirs: id.Cgroups}
+	if err := t.Remove(ctx); err != nil {
+		return fmt.Errorf("removing sandbox %s: %w: %s: %w", id.SandboxID, runtime.ErrNoEvidence, hostkernel.States(t.Pids()), err)
 	}
 	crashpoint.At("runtime.cgroups-removed")
-	ev.add("cgroup_empty", "no cgroup of it is left in %d hierarchies", len(id.Cgroups))
-	for _, path := range append([]string{filepath.Join(r.containersDir(), id.SandboxID), id.Dir}, r.recordFiles(id.SandboxID)...) {
+	ev.Add("cgroup_empty", "no cgroup of it is left in %d hierarchies", len(id.Cgroups))
+	for _, path := range append([]string{filepath.Join(r.containersDir(), id.SandboxID), id.Dir}, r.records().Files(id.SandboxID)...) {
 		if path == "" {
 			continue
 		}
@@ -319,25 +246,6 @@ func (r *Runtime) sweep(ctx context.Context, rec record, ev *evidence) error {
 		}
 		crashpoint.At("runtime.part-removed")
 	}
-	ev.add("deleted", "its container, its folder and its record are removed")
+	ev.Add("deleted", "its container, its folder and its record are removed")
 	return nil
-}
-
-// evidence collects what was observed.
-type evidence struct {
-	runtime.Evidence
-}
-
-func newEvidence(id runtime.Identity) *evidence {
-	return &evidence{runtime.Evidence{Runtime: id.Runtime, ContainerID: id.ContainerID}}
-}
-
-func (e *evidence) add(source, format string, args ...any) {
-	e.Items = append(e.Items, runtime.EvidenceItem{Source: source, Detail: fmt.Sprintf(format, args...), ObservedAt: time.Now().UTC()})
-}
-
-// complete is called once every step has been observed.
-func (e *evidence) complete() runtime.Evidence {
-	e.Complete = true
-	return e.Evidence
 }

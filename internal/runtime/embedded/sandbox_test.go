@@ -22,6 +22,7 @@ import (
 
 	receiptdv1 "github.com/sandbox-agent/sandbox-agent/api/receiptd/v1"
 	"github.com/sandbox-agent/sandbox-agent/internal/runtime"
+	"github.com/sandbox-agent/sandbox-agent/internal/runtime/hostkernel"
 	"github.com/sandbox-agent/sandbox-agent/internal/testkit"
 	"github.com/sandbox-agent/sandbox-agent/pkg/mounts"
 	"github.com/sandbox-agent/sandbox-agent/pkg/receipt"
@@ -254,10 +255,10 @@ func TestTheInitIsTheOneThatTheIdentityNames(t *testing.T) {
 	spec := h.spec(1234, 0)
 	s := h.create(spec)
 	id := s.Identity()
-	start, _, err := procStat(id.Pid)
+	start, _, err := hostkernel.ProcStat(id.Pid)
 	require.NoError(t, err)
 	require.Equal(t, start, id.StartTime)
-	boot, err := bootID()
+	boot, err := hostkernel.BootID()
 	require.NoError(t, err)
 	require.Equal(t, boot, id.BootID)
 	comm, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", id.Pid))
@@ -410,9 +411,9 @@ func TestTheReceiptSaysWhatMemoryACommandTookUnlessTheKernelCantTell(t *testing.
 	_, small := a.run("true")
 	_, small2 := a.run("true")
 	h.stop(s)
-	hs, err := hierarchies()
+	hs, err := hostkernel.Hierarchies()
 	require.NoError(t, err)
-	v2 := slices.ContainsFunc(hs, func(h hierarchy) bool { return h.v2 && h.has("memory") })
+	v2 := slices.ContainsFunc(hs, func(h hostkernel.Hierarchy) bool { return h.V2 && h.Has("memory") })
 	if v2 && testkit.OlderKernel(6, 12) {
 		require.Equal(t, []int64{0, 0, 0}, []int64{big.Usage.PeakMemory, small.Usage.PeakMemory, small2.Usage.PeakMemory}, "memory.peak can't be reset")
 		return

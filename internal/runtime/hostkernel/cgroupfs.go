@@ -1,4 +1,4 @@
-package embedded
+package hostkernel
 
 import (
 	"bufio"
@@ -18,8 +18,8 @@ import (
 	"github.com/sandbox-agent/sandbox-agent/internal/runtime"
 )
 
-// hierarchies reads the cgroup hierarchies of this node.
-func hierarchies() ([]hierarchy, error) {
+// Hierarchies reads the cgroup hierarchies of this node.
+func Hierarchies() ([]Hierarchy, error) {
 	b, err := os.ReadFile("/proc/self/mountinfo")
 	if err != nil {
 		return nil, fmt.Errorf("finding the cgroup hierarchies: %w", err)
@@ -33,27 +33,27 @@ func hierarchies() ([]hierarchy, error) {
 	}), nil
 }
 
-// slots are the cgroups of a sandbox's commands: their descriptors for receiptd, and what receiptd is told of them.
-type slots struct {
-	files []*os.File
-	views []*receiptdv1.CgroupSlot
+// Slots are the cgroups of a sandbox's commands: their descriptors for receiptd, and what receiptd is told of them.
+type Slots struct {
+	Files []*os.File
+	Views []*receiptdv1.CgroupSlot
 }
 
-func (s *slots) Close() {
-	for _, f := range s.files {
+func (s *Slots) Close() {
+	for _, f := range s.Files {
 		f.Close()
 	}
-	s.files = nil
+	s.Files = nil
 }
 
 // firstInherited is the number that the first of a process's ExtraFiles gets.
 const firstInherited = 3
 
-// makeSlots makes the cgroups of a sandbox's commands, sets the limits and opens what receiptd needs of them. The
+// MakeSlots makes the cgroups of a sandbox's commands, sets the limits and opens what receiptd needs of them. The
 // kernel checks a migration with the credentials of who opened cgroup.procs, so receiptd needs no right on the cgroup
 // file system (cgroups(7); on v2 since Linux 5.16).
-func makeSlots(hs []hierarchy, cgroup string, r runtime.Resources) (_ *slots, err error) {
-	s := &slots{}
+func MakeSlots(hs []Hierarchy, cgroup string, r runtime.Resources) (_ *Slots, err error) {
+	s := &Slots{}
 	defer func() {
 		if err != nil {
 			s.Close()
@@ -64,7 +64,7 @@ func makeSlots(hs []hierarchy, cgroup string, r runtime.Resources) (_ *slots, er
 			return nil, err
 		}
 		for _, name := range slotNames {
-			dir := h.path(cgroup + "/" + name)
+			dir := h.Path(cgroup + "/" + name)
 			if err := os.Mkdir(dir, 0o755); err != nil && !errors.Is(err, os.ErrExist) {
 				return nil, fmt.Errorf("making a command's cgroup: %w", err)
 			}
@@ -83,39 +83,39 @@ func makeSlots(hs []hierarchy, cgroup string, r runtime.Resources) (_ *slots, er
 
 // makeSandboxCgroup makes a sandbox's cgroup and what is above it. On v2 each level hands its controllers down; no
 // process is ever in one of these cgroups, as v2's "no internal processes" rule asks.
-func makeSandboxCgroup(h hierarchy, cgroup string, r runtime.Resources) error {
+func makeSandboxCgroup(h Hierarchy, cgroup string, r runtime.Resources) error {
 	at := ""
 	for _, part := range strings.Split(strings.TrimPrefix(cgroup, "/"), "/") {
-		if h.v2 {
-			if err := delegate(h, h.path(at)); err != nil {
+		if h.V2 {
+			if err := delegate(h, h.Path(at)); err != nil {
 				return err
 			}
 		}
 		at += "/" + part
-		if err := os.Mkdir(h.path(at), 0o755); err != nil && !errors.Is(err, os.ErrExist) {
+		if err := os.Mkdir(h.Path(at), 0o755); err != nil && !errors.Is(err, os.ErrExist) {
 			return fmt.Errorf("making a sandbox's cgroup: %w: mount the cgroup file system writable", err)
 		}
 	}
-	if h.v2 {
-		if err := delegate(h, h.path(cgroup)); err != nil {
+	if h.V2 {
+		if err := delegate(h, h.Path(cgroup)); err != nil {
 			return err
 		}
 	}
-	return applySettings(h.path(cgroup), sandboxSettings(h, r))
+	return applySettings(h.Path(cgroup), sandboxSettings(h, r))
 }
 
 // delegate enables the controllers for the children of a v2 cgroup.
-func delegate(h hierarchy, dir string) error {
+func delegate(h Hierarchy, dir string) error {
 	b, err := os.ReadFile(filepath.Join(dir, "cgroup.subtree_control"))
 	if err != nil {
 		return fmt.Errorf("reading the controllers of a cgroup: %w", err)
 	}
 	on := strings.Fields(string(b))
 	for _, c := range []string{"pids", "memory", "cpu"} {
-		if !h.has(c) || slices.Contains(on, c) {
+		if !h.Has(c) || slices.Contains(on, c) {
 			continue
 		}
-		if err := writeCgroup(filepath.Join(dir, "cgroup.subtree_control"), "+"+c); err != nil {
+		if err := WriteCgroup(filepath.Join(dir, "cgroup.subtree_control"), "+"+c); err != nil {
 			return fmt.Errorf("handing the controller %s down in %s: %w: no process may be in that cgroup (cgroups(7), no internal processes)", c, dir, err)
 		}
 	}
@@ -124,7 +124,7 @@ func delegate(h hierarchy, dir string) error {
 
 func applySettings(dir string, settings []setting) error {
 	for _, s := range settings {
-		err := writeCgroup(filepath.Join(dir, s.file), s.value)
+		err := WriteCgroup(filepath.Join(dir, s.file), s.value)
 		if err != nil && !(s.optional && errors.Is(err, os.ErrNotExist)) {
 			return fmt.Errorf("setting the limit %s=%s: %w", s.file, s.value, err)
 		}
@@ -132,8 +132,8 @@ func applySettings(dir string, settings []setting) error {
 	return nil
 }
 
-// writeCgroup writes a control file with one write(2), as the kernel wants it. It never creates one.
-func writeCgroup(path, value string) error {
+// WriteCgroup writes a control file with one write(2), as the kernel wants it. It never creates one.
+func WriteCgroup(path, value string) error {
 	f, err := os.OpenFile(path, os.O_WRONLY, 0)
 	if err != nil {
 		return err
@@ -143,7 +143,7 @@ func writeCgroup(path, value string) error {
 	return err
 }
 
-func (s *slots) open(name string, files []slotFile) error {
+func (s *Slots) open(name string, files []slotFile) error {
 	v := &receiptdv1.CgroupSlot{Name: name, ProcsFd: -1, OomFd: -1, PeakFd: -1}
 	for _, sf := range files {
 		f, err := sf.openFile()
@@ -153,8 +153,8 @@ func (s *slots) open(name string, files []slotFile) error {
 			}
 			return fmt.Errorf("opening a command's cgroup: %w", err)
 		}
-		fd := int32(firstInherited + len(s.files))
-		s.files = append(s.files, f)
+		fd := int32(firstInherited + len(s.Files))
+		s.Files = append(s.Files, f)
 		switch sf.role {
 		case roleJoin:
 			v.JoinFds = append(v.JoinFds, fd)
@@ -166,7 +166,7 @@ func (s *slots) open(name string, files []slotFile) error {
 			v.PeakFd = fd
 		}
 	}
-	s.views = append(s.views, v)
+	s.Views = append(s.Views, v)
 	return nil
 }
 
@@ -185,21 +185,21 @@ func (sf slotFile) openFile() (*os.File, error) {
 	return f, err
 }
 
-// tree is every cgroup of one sandbox, in every hierarchy: the evidence is that all of them are empty and gone.
-type tree struct{ dirs []string }
+// Tree is every cgroup of one sandbox, in every hierarchy: the evidence is that all of them are empty and gone.
+type Tree struct{ Dirs []string }
 
-func treeOf(all []hierarchy, cgroup string) tree {
-	var t tree
+func TreeOf(all []Hierarchy, cgroup string) Tree {
+	var t Tree
 	for _, h := range all {
-		t.dirs = append(t.dirs, h.path(cgroup))
+		t.Dirs = append(t.Dirs, h.Path(cgroup))
 	}
 	return t
 }
 
 // folders are the sandbox's cgroups that exist, children before parents.
-func (t tree) folders() []string {
+func (t Tree) folders() []string {
 	var out []string
-	for _, top := range t.dirs {
+	for _, top := range t.Dirs {
 		_ = filepath.WalkDir(top, func(p string, d os.DirEntry, err error) error {
 			if err == nil && d.IsDir() {
 				out = append(out, p)
@@ -211,8 +211,8 @@ func (t tree) folders() []string {
 	return out
 }
 
-// pids are the processes in the sandbox's cgroups.
-func (t tree) pids() []int {
+// Pids are the processes in the sandbox's cgroups.
+func (t Tree) Pids() []int {
 	set := map[int]bool{}
 	for _, dir := range t.folders() {
 		f, err := os.Open(filepath.Join(dir, "cgroup.procs"))
@@ -234,42 +234,42 @@ func (t tree) pids() []int {
 	return out
 }
 
-// kill sends SIGKILL to everything in the sandbox's cgroups: by cgroup.kill where there is one (v2, Linux 5.14), else
+// Kill sends SIGKILL to everything in the sandbox's cgroups: by cgroup.kill where there is one (v2, Linux 5.14), else
 // one by one through a pidfd that is opened first and checked after, so that a recycled pid is never hit.
-func (t tree) kill() {
-	for _, dir := range t.dirs {
-		_ = writeCgroup(filepath.Join(dir, "cgroup.kill"), "1")
+func (t Tree) Kill() {
+	for _, dir := range t.Dirs {
+		_ = WriteCgroup(filepath.Join(dir, "cgroup.kill"), "1")
 	}
-	for _, pid := range t.pids() {
+	for _, pid := range t.Pids() {
 		t.killOne(pid)
 	}
 }
 
 // killOne sends SIGKILL to one process, if it is in the sandbox's cgroups.
-func (t tree) killOne(pid int) {
+func (t Tree) killOne(pid int) {
 	fd, err := unix.PidfdOpen(pid, 0)
 	if err != nil {
 		return
 	}
 	defer unix.Close(fd)
-	if slices.Contains(t.pids(), pid) {
+	if slices.Contains(t.Pids(), pid) {
 		_ = unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0) // ESRCH: it has just ended
 	}
 }
 
-// remove kills until every cgroup of the sandbox is empty, and removes them. It gives up when ctx ends: a task in
+// Remove kills until every cgroup of the sandbox is empty, and removes them. It gives up when ctx ends: a task in
 // uninterruptible sleep can't be waited for.
-func (t tree) remove(ctx context.Context) error {
+func (t Tree) Remove(ctx context.Context) error {
 	pause := time.Millisecond
 	for {
 		left := t.removeOnce()
 		if len(left) == 0 {
 			return nil
 		}
-		t.kill()
+		t.Kill()
 		select {
 		case <-ctx.Done():
-			return fmt.Errorf("emptying the sandbox's cgroups: %w: processes %v are still in %s", ctx.Err(), t.pids(), strings.Join(left, ", "))
+			return fmt.Errorf("emptying the sandbox's cgroups: %w: processes %v are still in %s", ctx.Err(), t.Pids(), strings.Join(left, ", "))
 		case <-time.After(pause):
 		}
 		pause = min(2*pause, 50*time.Millisecond)
@@ -277,7 +277,7 @@ func (t tree) remove(ctx context.Context) error {
 }
 
 // removeOnce removes the cgroups that are empty and says which are left.
-func (t tree) removeOnce() []string {
+func (t Tree) removeOnce() []string {
 	var left []string
 	for _, dir := range t.folders() {
 		if err := unix.Rmdir(dir); err != nil && !errors.Is(err, unix.ENOENT) {

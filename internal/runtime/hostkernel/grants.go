@@ -1,4 +1,4 @@
-package embedded
+package hostkernel
 
 import (
 	"errors"
@@ -15,7 +15,7 @@ import (
 
 // makeGrants makes the file system of a session's grants: filled before it is mounted anywhere, so that it is read-only
 // wherever anyone sees it, and gone with the sandbox, whose mount namespace alone has it.
-func (b *bindMounts) makeGrants(grants []runtime.Grant) error {
+func (b *BindMounts) makeGrants(grants []runtime.Grant) error {
 	if len(grants) == 0 {
 		return nil
 	}

@@ -1,4 +1,4 @@
-package embedded
+package hostkernel
 
 import (
 	"fmt"
@@ -41,14 +41,23 @@ type file struct {
 	content string
 }
 
-// skeleton is the container's root folder: what is made on disk, and what is bound over it. Parents come first.
-type skeleton struct {
+// Skeleton is the container's root folder: what is made on disk, and what is bound over it. Parents come first.
+type Skeleton struct {
 	dirs     []string
 	symlinks map[string]string
 	files    []file
 	binds    []bind
-	// shadowed are folders of the source that the required mount points cover.
-	shadowed []string
+	// Shadowed are folders of the source that the required mount points cover.
+	Shadowed []string
+}
+
+// BindPaths are the paths that are bound, read-only, from the source.
+func (s Skeleton) BindPaths() []string {
+	var out []string
+	for _, b := range s.binds {
+		out = append(out, b.path)
+	}
+	return out
 }
 
 // Folders that are mounted, whatever the source has there.
@@ -74,8 +83,8 @@ var hostEtc = []string{
 func own(ids runtime.IDs) []file {
 	return []file{
 		{"/etc/group", fmt.Sprintf("root:x:0:\nsandbox:x:%d:\nnogroup:x:65534:\n", ids.CommandGID)},
-		{"/etc/hostname", hostname + "\n"},
-		{"/etc/hosts", "127.0.0.1\tlocalhost " + hostname + "\n::1\tlocalhost ip6-localhost ip6-loopback\n"},
+		{"/etc/Hostname", Hostname + "\n"},
+		{"/etc/hosts", "127.0.0.1\tlocalhost " + Hostname + "\n::1\tlocalhost ip6-localhost ip6-loopback\n"},
 		{"/etc/nsswitch.conf", "passwd: files\ngroup: files\nshadow: files\nhosts: files dns\nservices: files\nprotocols: files\n"},
 		{"/etc/passwd", fmt.Sprintf("root:x:0:0:root:/:/usr/sbin/nologin\nsandbox:x:%d:%d:sandbox:%s:/bin/bash\nnobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin\n",
 			ids.CommandUID, ids.CommandGID, runtime.HomePath)},
@@ -84,7 +93,7 @@ func own(ids runtime.IDs) []file {
 }
 
 // hostSkeleton is the root file system made of the node's own.
-func hostSkeleton(list lister, required []string, ids runtime.IDs) skeleton {
+func hostSkeleton(list lister, required []string, ids runtime.IDs) Skeleton {
 	b := newBuilder(list, required, ids)
 	for _, e := range list("/") {
 		if contains(hostTop, e.name) {
@@ -103,7 +112,7 @@ func hostSkeleton(list lister, required []string, ids runtime.IDs) skeleton {
 }
 
 // imageSkeleton is the root file system made of a folder.
-func imageSkeleton(list lister, required []string, ids runtime.IDs) skeleton {
+func imageSkeleton(list lister, required []string, ids runtime.IDs) Skeleton {
 	b := newBuilder(list, required, ids)
 	for _, e := range list("/") {
 		if !never[e.name] {
@@ -121,7 +130,7 @@ type builder struct {
 	inner []string // what must exist in the skeleton: mount points and own files
 	stops map[string]bool
 	owns  []file
-	s     skeleton
+	s     Skeleton
 	dirs  map[string]bool
 }
 
@@ -142,7 +151,7 @@ func newBuilder(list lister, required []string, ids runtime.IDs) *builder {
 func (b *builder) add(p string, e entry) {
 	if b.stops[p] {
 		if e.kind == kindDir && len(b.list(p)) > 0 {
-			b.s.shadowed = append(b.s.shadowed, p)
+			b.s.Shadowed = append(b.s.Shadowed, p)
 		}
 		return
 	}
@@ -182,7 +191,7 @@ func (b *builder) dir(p string) {
 	b.s.dirs = append(b.s.dirs, p)
 }
 
-func (b *builder) finish() skeleton {
+func (b *builder) finish() Skeleton {
 	for _, bd := range b.s.binds {
 		if bd.file {
 			b.s.files = append(b.s.files, file{path: bd.path})
@@ -199,7 +208,7 @@ func (b *builder) finish() skeleton {
 			b.dir(p)
 		}
 	}
-	sort.Strings(b.s.shadowed)
+	sort.Strings(b.s.Shadowed)
 	return b.s
 }
 

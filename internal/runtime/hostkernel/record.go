@@ -1,4 +1,4 @@
-package embedded
+package hostkernel
 
 import (
 	"encoding/json"
@@ -16,9 +16,9 @@ import (
 	"github.com/sandbox-agent/sandbox-agent/internal/runtime"
 )
 
-// record is what the runtime keeps of one sandbox, from before anything of it exists until all of it is gone. It is
+// Record is what a runtime keeps of one sandbox, from before anything of it exists until all of it is gone. It is
 // not synced: after a reboot there is nothing left to find, and a restarted agent reads it from the page cache.
-type record struct {
+type Record struct {
 	Identity runtime.Identity `json:"identity"`
 	// Cgroup is the sandbox's cgroup path, the same in every hierarchy.
 	Cgroup string          `json:"cgroup"`
@@ -28,13 +28,16 @@ type record struct {
 // unfinished ends the name of a record that is being written; an agent that is killed then leaves it.
 const unfinished = "~"
 
-func (r *Runtime) recordPath(id string) string {
-	return filepath.Join(r.opts.StateDir, "records", id+".json")
+// Records is the folder of a runtime's records.
+type Records string
+
+func (r Records) path(id string) string {
+	return filepath.Join(string(r), id+".json")
 }
 
-// recordFiles are all that there may be of a sandbox's record, the record itself last.
-func (r *Runtime) recordFiles(id string) []string {
-	path := r.recordPath(id)
+// Files are all that there may be of a sandbox's record, the record itself last.
+func (r Records) Files(id string) []string {
+	path := r.path(id)
 	return []string{path + unfinished, path}
 }
 
@@ -50,12 +53,26 @@ func recordedIDs(names []string) []string {
 	return slices.Compact(ids)
 }
 
-func (r *Runtime) writeRecord(rec record) error {
+// List names the sandboxes of which there is any record, also an unfinished one.
+func (r Records) List() ([]string, error) {
+	des, err := os.ReadDir(string(r))
+	if err != nil {
+		return nil, fmt.Errorf("listing sandboxes: %w", err)
+	}
+	names := make([]string, len(des))
+	for i, de := range des {
+		names[i] = de.Name()
+	}
+	return recordedIDs(names), nil
+}
+
+// Write keeps a record, in the place of an earlier one.
+func (r Records) Write(rec Record) error {
 	b, err := json.Marshal(rec)
 	if err != nil {
 		return fmt.Errorf("writing the record of sandbox %s: %w", rec.Identity.SandboxID, err)
 	}
-	path := r.recordPath(rec.Identity.SandboxID)
+	path := r.path(rec.Identity.SandboxID)
 	if err := os.WriteFile(path+unfinished, b, 0o600); err != nil {
 		return fmt.Errorf("writing the record of sandbox %s: %w", rec.Identity.SandboxID, err)
 	}
@@ -65,10 +82,10 @@ func (r *Runtime) writeRecord(rec record) error {
 	return nil
 }
 
-// readRecord wraps os.ErrNotExist when there is none.
-func (r *Runtime) readRecord(id string) (record, error) {
-	var rec record
-	b, err := os.ReadFile(r.recordPath(id))
+// Read wraps os.ErrNotExist when there is none.
+func (r Records) Read(id string) (Record, error) {
+	var rec Record
+	b, err := os.ReadFile(r.path(id))
 	if err != nil {
 		return rec, fmt.Errorf("reading the record of sandbox %s: %w", id, err)
 	}
@@ -78,7 +95,8 @@ func (r *Runtime) readRecord(id string) (record, error) {
 	return rec, nil
 }
 
-func (rec record) view() (*receiptdv1.View, error) {
+// ViewOf is the view that was recorded.
+func (rec Record) ViewOf() (*receiptdv1.View, error) {
 	v := &receiptdv1.View{}
 	if err := protojson.Unmarshal(rec.View, v); err != nil {
 		return nil, fmt.Errorf("reading the view of sandbox %s: %w", rec.Identity.SandboxID, err)
@@ -86,16 +104,16 @@ func (rec record) view() (*receiptdv1.View, error) {
 	return v, nil
 }
 
-// checkSandboxID keeps an id from being a path.
-func checkSandboxID(id string) error {
+// CheckSandboxID keeps an id from being a path.
+func CheckSandboxID(id string) error {
 	if id == "" || len(id) > 64 || strings.Trim(id, "abcdefghijklmnopqrstuvwxyz0123456789-") != "" {
 		return fmt.Errorf("sandbox id %q: only a-z, 0-9 and - are allowed, 1 to 64 of them", id)
 	}
 	return nil
 }
 
-// bootID is this boot of the node (random(4)).
-func bootID() (string, error) {
+// BootID is this boot of the node (random(4)).
+func BootID() (string, error) {
 	b, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	if err != nil {
 		return "", fmt.Errorf("reading the boot id: %w", err)
@@ -103,9 +121,9 @@ func bootID() (string, error) {
 	return strings.TrimSpace(string(b)), nil
 }
 
-// procStat is what identifies a process: field 22 of /proc/PID/stat, and its state (field 3). os.ErrNotExist: no such
+// ProcStat is what identifies a process: field 22 of /proc/PID/stat, and its state (field 3). os.ErrNotExist: no such
 // process.
-func procStat(pid int) (startTime uint64, state byte, err error) {
+func ProcStat(pid int) (startTime uint64, state byte, err error) {
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
 		return 0, 0, err

@@ -1,4 +1,4 @@
-package embedded
+package hostkernel
 
 import (
 	"fmt"
@@ -7,19 +7,19 @@ import (
 	"sync"
 	"syscall"
 
-	"github.com/opencontainers/runc/libcontainer/configs"
+	"github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 
 	"github.com/sandbox-agent/sandbox-agent/internal/runtime"
 )
 
-// ownUserNamespace makes the user namespace of a container, as the container's own root.
+// OwnUserNamespace makes the user namespace of a container, as the container's own root.
 //
 // What the kernel counts for each user (inotify instances and watches, pending signals, message queues, namespaces) it
 // counts in every user namespace up to the node's own, there for whoever created the namespace (create_user_ns and
 // inc_ucount, kernel/ucount.c). Made by root, one command would use up what root's daemons have left on the whole node:
 // 128 inotify instances. Made with an id that is the sandbox's alone, it uses up its own.
-func ownUserNamespace(ids runtime.IDs, pid1 string) (*os.File, error) {
+func OwnUserNamespace(ids runtime.IDs, pid1 string) (*os.File, error) {
 	exe, err := os.OpenFile(pid1, unix.O_PATH, 0)
 	if err != nil {
 		return nil, fmt.Errorf("making the container's user namespace: %w", err)
@@ -36,13 +36,13 @@ func ownUserNamespace(ids runtime.IDs, pid1 string) (*os.File, error) {
 	return ns, nil
 }
 
-// limitInit sets the rlimits of the container's init. Another process's are its user namespace's to change, and the
+// LimitInit sets the rlimits of the container's init. Another process's are its user namespace's to change, and the
 // creator of that may do everything in it (prlimit(2); user_namespaces(7), Capabilities): no CAP_SYS_RESOURCE is needed.
-func limitInit(ids runtime.IDs, pid int, limits []configs.Rlimit) error {
+func LimitInit(ids runtime.IDs, pid int, limits []Rlimit) error {
 	return asContainersRoot(ids, func() error {
 		for _, l := range limits {
-			if err := unix.Prlimit(pid, l.Type, &unix.Rlimit{Cur: l.Soft, Max: l.Hard}, nil); err != nil {
-				return fmt.Errorf("setting rlimit %d of the container's init to %d: %w", l.Type, l.Hard, os.NewSyscallError("prlimit", err))
+			if err := unix.Prlimit(pid, l.Resource, &unix.Rlimit{Cur: l.Limit, Max: l.Limit}, nil); err != nil {
+				return fmt.Errorf("setting rlimit %d of the container's init to %d: %w", l.Resource, l.Limit, os.NewSyscallError("prlimit", err))
 			}
 		}
 		return nil
@@ -71,8 +71,8 @@ func makeUserNamespace(ids runtime.IDs, exe *os.File) (*os.File, error) {
 		Env: []string{}, Files: []*os.File{nil, nil, nil, exe},
 		Sys: &syscall.SysProcAttr{
 			Cloneflags:  unix.CLONE_NEWUSER,
-			UidMappings: sysIDMap(idMap(ids.HostBase, ids.Size, ids.CommandUID, ids.CommandHostUID)),
-			GidMappings: sysIDMap(idMap(ids.HostBase, ids.Size, ids.CommandGID, ids.CommandHostGID)),
+			UidMappings: sysIDMap(IDMap(ids.HostBase, ids.Size, ids.CommandUID, ids.CommandHostUID)),
+			GidMappings: sysIDMap(IDMap(ids.HostBase, ids.Size, ids.CommandGID, ids.CommandHostGID)),
 			// The gids are root's to map, so groups may be set inside.
 			GidMappingsEnableSetgroups: true,
 			Ptrace:                     true,
@@ -89,7 +89,7 @@ func makeUserNamespace(ids runtime.IDs, exe *os.File) (*os.File, error) {
 	return os.Open(fmt.Sprintf("/proc/%d/ns/user", p.Pid))
 }
 
-func sysIDMap(m []configs.IDMap) (out []syscall.SysProcIDMap) {
+func sysIDMap(m []specs.LinuxIDMapping) (out []syscall.SysProcIDMap) {
 	for _, e := range m {
 		out = append(out, syscall.SysProcIDMap{ContainerID: int(e.ContainerID), HostID: int(e.HostID), Size: int(e.Size)})
 	}

@@ -1,4 +1,4 @@
-package embedded
+package hostkernel
 
 import (
 	"errors"
@@ -20,18 +20,18 @@ type attachment struct {
 	tree   *os.File
 }
 
-// bindMounts are all bind mounts of a sandbox, cloned and ready before its container exists.
-type bindMounts struct {
+// BindMounts are all bind mounts of a sandbox, cloned and ready before its container exists.
+type BindMounts struct {
 	root      []attachment // root file system, then receiptd's own folders, then the grants
 	workspace *mounts.Detached
-	// ownership tells how files of the worktree get their owner inside.
-	ownership mounts.Ownership
+	// Ownership tells how files of the worktree get their owner inside.
+	Ownership mounts.Ownership
 	inTmp     []string // mount points that have to be made in /tmp
 	inHome    []string // and in HOME
 	ids       runtime.IDs
 }
 
-func (b *bindMounts) Close() {
+func (b *BindMounts) Close() {
 	for _, a := range b.root {
 		a.tree.Close()
 	}
@@ -41,9 +41,9 @@ func (b *bindMounts) Close() {
 	}
 }
 
-// prepareMounts clones every bind mount. Whatever can fail for a reason of the host fails here.
-func prepareMounts(spec runtime.Spec, s skeleton, source string) (_ *bindMounts, err error) {
-	b := &bindMounts{ids: spec.IDs}
+// PrepareMounts clones every bind mount. Whatever can fail for a reason of the host fails here.
+func PrepareMounts(spec runtime.Spec, s Skeleton, source string) (_ *BindMounts, err error) {
+	b := &BindMounts{ids: spec.IDs}
 	defer func() {
 		if err != nil {
 			b.Close()
@@ -76,7 +76,7 @@ func prepareMounts(spec runtime.Spec, s skeleton, source string) (_ *bindMounts,
 }
 
 // cloneRoot clones the binds of the root file system: read-only, with what is mounted below them.
-func (b *bindMounts) cloneRoot(s skeleton, source string) error {
+func (b *BindMounts) cloneRoot(s Skeleton, source string) error {
 	for _, bd := range s.binds {
 		if err := b.clone(filepath.Join(source, bd.path), bd.path, mounts.Attr{ReadOnly: true, Recursive: true}); err != nil {
 			return err
@@ -86,7 +86,7 @@ func (b *bindMounts) cloneRoot(s skeleton, source string) error {
 }
 
 // clone opens a host path and clones its mount.
-func (b *bindMounts) clone(source, target string, a mounts.Attr) error {
+func (b *BindMounts) clone(source, target string, a mounts.Attr) error {
 	f, err := mounts.OpenSource(source)
 	if err != nil {
 		return fmt.Errorf("opening %s for a sandbox: %w", source, err)
@@ -102,7 +102,7 @@ func (b *bindMounts) clone(source, target string, a mounts.Attr) error {
 
 // makeInternal makes the folder that holds what only receiptd sees: a file system of its own, so that receiptd can take
 // it away from the commands' view with everything that is mounted in it, and an empty folder is left.
-func (b *bindMounts) makeInternal(ids runtime.IDs) error {
+func (b *BindMounts) makeInternal(ids runtime.IDs) error {
 	tmpfs, err := mounts.NewTmpfs(map[string]string{"mode": "0700", "size": "64k", "nr_inodes": "16"})
 	if err != nil {
 		return err
@@ -131,7 +131,7 @@ func (b *bindMounts) makeInternal(ids runtime.IDs) error {
 // cloneInternal clones the folders that only receiptd sees. On disk all of it belongs to root, so that nothing of an
 // ended sandbox ever belongs to the next user of its ids; inside, to receiptd. Where the state folder's file
 // system can't map ids, it is given to receiptd's host uid.
-func (b *bindMounts) cloneInternal(spec runtime.Spec) error {
+func (b *BindMounts) cloneInternal(spec runtime.Spec) error {
 	ns, err := mounts.UserNamespace(mounts.Mapping{HostUID: spec.IDs.HostBase, HostGID: spec.IDs.HostBase})
 	if err != nil {
 		return err
@@ -146,7 +146,7 @@ func (b *bindMounts) cloneInternal(spec runtime.Spec) error {
 		a.tree.Close()
 	}
 	b.root = b.root[:before]
-	for _, dir := range []string{controlDir(spec.Dir), spec.ReceiptsDir} {
+	for _, dir := range []string{ControlDir(spec.Dir), spec.ReceiptsDir} {
 		if err := os.Lchown(dir, int(spec.IDs.HostBase), int(spec.IDs.HostBase)); err != nil {
 			return fmt.Errorf("giving a folder to receiptd: %w", err)
 		}
@@ -154,13 +154,13 @@ func (b *bindMounts) cloneInternal(spec runtime.Spec) error {
 	return b.internalMounts(spec, nil)
 }
 
-func (b *bindMounts) internalMounts(spec runtime.Spec, idmap *os.File) error {
+func (b *BindMounts) internalMounts(spec runtime.Spec, idmap *os.File) error {
 	for _, m := range []struct {
 		source, target string
 		attr           mounts.Attr
 	}{
 		{spec.ReceiptsDir, runtime.ReceiptsPath, mounts.Attr{NoExec: true, Idmap: idmap}},
-		{controlDir(spec.Dir), runtime.ControlPath, mounts.Attr{NoExec: true, Idmap: idmap}},
+		{ControlDir(spec.Dir), runtime.ControlPath, mounts.Attr{NoExec: true, Idmap: idmap}},
 		{spec.Receiptd, runtime.BinPath + "/receiptd", mounts.Attr{ReadOnly: true}},
 		{spec.Pid1, runtime.BinPath + "/pid1", mounts.Attr{ReadOnly: true}},
 	} {
@@ -172,7 +172,7 @@ func (b *bindMounts) internalMounts(spec runtime.Spec, idmap *os.File) error {
 }
 
 // cloneWorkspace clones the workspace's mounts, idmapped if all its file systems can do that.
-func (b *bindMounts) cloneWorkspace(spec runtime.Spec) error {
+func (b *BindMounts) cloneWorkspace(spec runtime.Spec) error {
 	opened, err := mounts.Open(spec.Workspace)
 	if err != nil {
 		return err
@@ -181,18 +181,18 @@ func (b *bindMounts) cloneWorkspace(spec runtime.Spec) error {
 	if spec.IDs.CommandHostUID == 0 {
 		err := b.cloneIdmapped(opened, spec)
 		if !errors.Is(err, mounts.ErrNoIdmap) {
-			b.ownership.Idmap = true
+			b.Ownership.Idmap = true
 			return err
 		}
 	}
-	if b.ownership, err = mounts.DecideOwnership(spec.Workspace, false); err != nil {
+	if b.Ownership, err = mounts.DecideOwnership(spec.Workspace, false); err != nil {
 		return err
 	}
 	b.workspace, err = opened.Clone(nil)
 	return err
 }
 
-func (b *bindMounts) cloneIdmapped(opened *mounts.Opened, spec runtime.Spec) error {
+func (b *BindMounts) cloneIdmapped(opened *mounts.Opened, spec runtime.Spec) error {
 	ns, err := mounts.UserNamespace(spec.Workspace.Mapping(spec.IDs.HostBase+spec.IDs.CommandUID, spec.IDs.HostBase+spec.IDs.CommandGID))
 	if err != nil {
 		return err
@@ -202,9 +202,9 @@ func (b *bindMounts) cloneIdmapped(opened *mounts.Opened, spec runtime.Spec) err
 	return err
 }
 
-// attach puts the mounts into the mount namespace of the container's init, which waits in libcontainer's hook with
+// Attach puts the mounts into the mount namespace of the container's init, which waits in libcontainer's hook with
 // its own file systems mounted and the host's root still its own.
-func (b *bindMounts) attach(initPid int, rootfs string) error {
+func (b *BindMounts) Attach(initPid int, rootfs string) error {
 	result := make(chan error, 1)
 	go func() {
 		// Never unlocked: this thread's mount namespace is the container's, and it ends with the goroutine.
@@ -214,7 +214,7 @@ func (b *bindMounts) attach(initPid int, rootfs string) error {
 	return <-result
 }
 
-func (b *bindMounts) attachHere(initPid int, rootfs string) error {
+func (b *BindMounts) attachHere(initPid int, rootfs string) error {
 	if err := enterMountNamespace(initPid); err != nil {
 		return err
 	}
@@ -236,8 +236,8 @@ func (b *bindMounts) attachHere(initPid int, rootfs string) error {
 			return err
 		}
 	}
-	for _, d := range deviceNodes {
-		if err := setAttr(root, d.path, mounts.Attr{NoExec: true, Devices: true}); err != nil {
+	for _, d := range DeviceNodes {
+		if err := setAttr(root, d.Path, mounts.Attr{NoExec: true, Devices: true}); err != nil {
 			return err
 		}
 	}
@@ -281,7 +281,7 @@ func setAttr(root *os.File, path string, a mounts.Attr) error {
 // makeMountPoints makes those that lie in file systems which libcontainer has just mounted. In /tmp they are the
 // container's root's: it is sticky, so a command can't rename them. HOME is the command's, who may rename what it likes
 // there: only caches are mounted in it.
-func (b *bindMounts) makeMountPoints(root *os.File) error {
+func (b *BindMounts) makeMountPoints(root *os.File) error {
 	uid, gid := b.commandIDs()
 	if err := mkdirAllAs(root, b.inTmp, b.ids.HostBase, b.ids.HostBase); err != nil {
 		return err
@@ -290,9 +290,9 @@ func (b *bindMounts) makeMountPoints(root *os.File) error {
 }
 
 // commandIDs are the host ids of a command. They are known once the workspace is cloned.
-func (b *bindMounts) commandIDs() (uid, gid uint32) {
-	if !b.ownership.Idmap {
-		return b.ownership.CommandHostUID, b.ownership.CommandHostGID
+func (b *BindMounts) commandIDs() (uid, gid uint32) {
+	if !b.Ownership.Idmap {
+		return b.Ownership.CommandHostUID, b.Ownership.CommandHostGID
 	}
 	return b.ids.HostBase + b.ids.CommandUID, b.ids.HostBase + b.ids.CommandGID
 }

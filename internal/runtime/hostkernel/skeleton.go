@@ -1,4 +1,4 @@
-package embedded
+package hostkernel
 
 import (
 	"errors"
@@ -57,8 +57,8 @@ func remember(list lister) lister {
 	}
 }
 
-// takesRootfs refuses images, which nothing here can unpack.
-func takesRootfs(kind runtime.RootfsKind) error {
+// TakesRootfs refuses images, which nothing here can unpack.
+func TakesRootfs(kind runtime.RootfsKind) error {
 	if kind != runtime.RootfsImage {
 		return nil
 	}
@@ -66,33 +66,33 @@ func takesRootfs(kind runtime.RootfsKind) error {
 		runtime.ErrUnavailable)
 }
 
-// planRoot decides the skeleton of a sandbox's root file system and says where its binds come from.
-func planRoot(spec runtime.Spec) (skeleton, string, error) {
+// PlanRoot decides the skeleton of a sandbox's root file system and says where its binds come from.
+func PlanRoot(spec runtime.Spec) (Skeleton, string, error) {
 	if err := checkPlaces(spec.Workspace); err != nil {
-		return skeleton{}, "", err
+		return Skeleton{}, "", err
 	}
 	required := spec.Workspace.Roots()
 	if spec.Rootfs == "host" {
 		return hostSkeleton(listFrom("/"), required, spec.IDs), "/", nil
 	}
-	if err := takesRootfs(runtime.KindOfRootfs(spec.Rootfs)); err != nil {
-		return skeleton{}, "", fmt.Errorf("root file system %q: %w", spec.Rootfs, err)
+	if err := TakesRootfs(runtime.KindOfRootfs(spec.Rootfs)); err != nil {
+		return Skeleton{}, "", fmt.Errorf("root file system %q: %w", spec.Rootfs, err)
 	}
 	top, err := mounts.OpenSource(spec.Rootfs)
 	if err != nil {
-		return skeleton{}, "", fmt.Errorf("root file system %q: %w: %w", spec.Rootfs, runtime.ErrUnavailable, err)
+		return Skeleton{}, "", fmt.Errorf("root file system %q: %w: %w", spec.Rootfs, runtime.ErrUnavailable, err)
 	}
 	defer top.Close()
 	s := imageSkeleton(listFrom(spec.Rootfs), required, spec.IDs)
 	if len(s.binds) == 0 {
-		return skeleton{}, "", fmt.Errorf("root file system %q: %w: the folder is empty; unpack an image there", spec.Rootfs, runtime.ErrUnavailable)
+		return Skeleton{}, "", fmt.Errorf("root file system %q: %w: the folder is empty; unpack an image there", spec.Rootfs, runtime.ErrUnavailable)
 	}
 	return s, spec.Rootfs, nil
 }
 
-// inOwnMounts runs f on a thread whose mount namespace is its own: what f mounts, nobody else sees, and what f starts
+// InOwnMounts runs f on a thread whose mount namespace is its own: what f mounts, nobody else sees, and what f starts
 // takes a copy along. Thread and namespace end with it.
-func inOwnMounts(f func() error) error {
+func InOwnMounts(f func() error) error {
 	result := make(chan error, 1)
 	go func() {
 		goruntime.LockOSThread() // never unlocked
@@ -109,19 +109,19 @@ func inOwnMounts(f func() error) error {
 	return <-result
 }
 
-// mountSkeleton mounts a tmpfs and makes a skeleton in it. On disk the fifty-odd folders and files would cost more
+// MountSkeleton mounts a tmpfs and makes a skeleton in it. On disk the fifty-odd folders and files would cost more
 // than everything else of a start, and have to be removed again.
-func mountSkeleton(root string, s skeleton) error {
+func MountSkeleton(root string, s Skeleton) error {
 	inodes := len(s.dirs) + len(s.files) + len(s.symlinks) + 64
 	data := fmt.Sprintf("mode=755,size=1m,nr_inodes=%d", inodes)
 	if err := unix.Mount("tmpfs", root, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, data); err != nil {
 		return fmt.Errorf("mounting the container's root: %w", os.NewSyscallError("mount", err))
 	}
-	return makeSkeleton(root, s)
+	return MakeSkeleton(root, s)
 }
 
-// makeSkeleton makes the folders, links and files. Modes are set, not left to the umask.
-func makeSkeleton(root string, s skeleton) error {
+// MakeSkeleton makes the folders, links and files. Modes are set, not left to the umask.
+func MakeSkeleton(root string, s Skeleton) error {
 	for _, d := range s.dirs {
 		if err := mkdir(filepath.Join(root, d), 0o755); err != nil {
 			return err

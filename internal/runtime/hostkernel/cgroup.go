@@ -1,4 +1,4 @@
-package embedded
+package hostkernel
 
 import (
 	"fmt"
@@ -12,7 +12,7 @@ import (
 )
 
 // Names below a sandbox's cgroup: where receiptd and the pid1s are, and where commands take turns.
-const initCgroup = "init"
+const InitCgroup = "init"
 
 var slotNames = []string{"c0", "c1"}
 
@@ -23,22 +23,23 @@ const pidsForReceiptd = 512
 // cpuPeriod is the period of CPU quotas, microseconds (the kernel's default).
 const cpuPeriod = 100000
 
-// hierarchy is one mounted cgroup hierarchy.
-type hierarchy struct {
-	mount       string
+// Hierarchy is one mounted cgroup hierarchy.
+type Hierarchy struct {
+	Mount       string
 	controllers []string // of v1, sorted; of v2, cgroup.controllers of its root
-	v2          bool
+	V2          bool
 }
 
-// path is a cgroup's folder in the hierarchy.
-func (h hierarchy) path(cgroup string) string { return h.mount + cgroup }
+// Path is a cgroup's folder in the hierarchy.
+func (h Hierarchy) Path(cgroup string) string { return h.Mount + cgroup }
 
-func (h hierarchy) has(controller string) bool { return slices.Contains(h.controllers, controller) }
+// Has says whether it has a controller.
+func (h Hierarchy) Has(controller string) bool { return slices.Contains(h.controllers, controller) }
 
 // parseHierarchies finds the cgroup hierarchies in a mountinfo (proc_pid_mountinfo(5)). v2 gives the controllers of a
-// v2 mount. A hierarchy that is mounted more than once counts once; controllers that are mounted together are one.
-func parseHierarchies(mountinfo string, v2 func(mount string) []string) []hierarchy {
-	var out []hierarchy
+// v2 mount. A Hierarchy that is mounted more than once counts once; controllers that are mounted together are one.
+func parseHierarchies(mountinfo string, v2 func(mount string) []string) []Hierarchy {
+	var out []Hierarchy
 	seen := map[string]bool{}
 	for _, line := range strings.Split(mountinfo, "\n") {
 		before, after, ok := strings.Cut(line, " - ")
@@ -46,12 +47,12 @@ func parseHierarchies(mountinfo string, v2 func(mount string) []string) []hierar
 		if !ok || len(f) < 5 || len(g) < 3 || seen[f[2]] {
 			continue
 		}
-		h := hierarchy{mount: unescape(f[4])}
+		h := Hierarchy{Mount: unescape(f[4])}
 		switch g[0] {
 		case "cgroup":
 			h.controllers = v1Controllers(g[2])
 		case "cgroup2":
-			h.v2, h.controllers = true, v2(h.mount)
+			h.V2, h.controllers = true, v2(h.Mount)
 		default:
 			continue
 		}
@@ -82,20 +83,20 @@ func unescape(s string) string {
 	return strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\134`, `\`).Replace(s)
 }
 
-// slotHierarchies picks the hierarchies in which commands get a cgroup of their own: that of pids, because it also says
+// SlotHierarchies picks the hierarchies in which commands get a cgroup of their own: that of pids, because it also says
 // when a slot is empty, that of memory, and that of cpu, because in one cgroup with receiptd and the pid1s a command of
 // many processes would take the CPU from the clock that ends it. Without a limit of CPUs a node may lack that one.
-func slotHierarchies(all []hierarchy, r runtime.Resources) ([]hierarchy, error) {
-	var out []hierarchy
+func SlotHierarchies(all []Hierarchy, r runtime.Resources) ([]Hierarchy, error) {
+	var out []Hierarchy
 	for _, c := range []string{"pids", "memory", "cpu"} {
-		i := slices.IndexFunc(all, func(h hierarchy) bool { return h.has(c) })
+		i := slices.IndexFunc(all, func(h Hierarchy) bool { return h.Has(c) })
 		if i < 0 && c == "cpu" && r.CPUs == 0 {
 			continue
 		}
 		if i < 0 {
 			return nil, fmt.Errorf("%w: the cgroup controller %q is not there: %s", runtime.ErrUnavailable, c, controllerRemedy(c))
 		}
-		if !slices.ContainsFunc(out, func(h hierarchy) bool { return h.mount == all[i].mount }) {
+		if !slices.ContainsFunc(out, func(h Hierarchy) bool { return h.Mount == all[i].Mount }) {
 			out = append(out, all[i])
 		}
 	}
@@ -119,14 +120,14 @@ type setting struct {
 }
 
 // slotSettings are the limits of a command in one hierarchy.
-func slotSettings(h hierarchy, r runtime.Resources) []setting {
+func slotSettings(h Hierarchy, r runtime.Resources) []setting {
 	var out []setting
-	if r.Pids > 0 && h.has("pids") {
+	if r.Pids > 0 && h.Has("pids") {
 		out = append(out, setting{file: "pids.max", value: strconv.FormatInt(r.Pids, 10)})
 	}
-	if r.MemoryBytes > 0 && h.has("memory") {
+	if r.MemoryBytes > 0 && h.Has("memory") {
 		v := strconv.FormatInt(r.MemoryBytes, 10)
-		if h.v2 {
+		if h.V2 {
 			out = append(out, setting{file: "memory.max", value: v}, setting{file: "memory.swap.max", value: "0", optional: true})
 		} else {
 			// The sum of memory and swap can't be below the memory limit: that one first.
@@ -135,12 +136,12 @@ func slotSettings(h hierarchy, r runtime.Resources) []setting {
 				setting{file: "memory.kmem.tcp.limit_in_bytes", value: v, optional: true})
 		}
 	}
-	if h.has("cpu") {
+	if h.Has("cpu") {
 		out = append(out, slotWeight(h))
 	}
-	if r.CPUs > 0 && h.has("cpu") {
+	if r.CPUs > 0 && h.Has("cpu") {
 		quota := strconv.FormatInt(max(int64(r.CPUs*cpuPeriod), 1000), 10) // the kernel's least: 1 ms
-		if h.v2 {
+		if h.V2 {
 			out = append(out, setting{file: "cpu.max", value: quota + " " + strconv.Itoa(cpuPeriod)})
 		} else {
 			out = append(out, setting{file: "cpu.cfs_period_us", value: strconv.Itoa(cpuPeriod)}, setting{file: "cpu.cfs_quota_us", value: quota})
@@ -152,16 +153,16 @@ func slotSettings(h hierarchy, r runtime.Resources) []setting {
 // slotWeight is a command's part of its own sandbox's CPU time: an eighth of receiptd's and the pid1s' part, which is the
 // kernel's default. They hardly use theirs, and a command has all that is left; against other sandboxes, and the node,
 // it is the sandbox's part that counts.
-func slotWeight(h hierarchy) setting {
-	if h.v2 {
+func slotWeight(h Hierarchy) setting {
+	if h.V2 {
 		return setting{file: "cpu.weight", value: "12"} // of 100
 	}
 	return setting{file: "cpu.shares", value: "128"} // of 1024
 }
 
 // sandboxSettings are the limits of a whole sandbox in one hierarchy: only a bound that receiptd never meets.
-func sandboxSettings(h hierarchy, r runtime.Resources) []setting {
-	if r.Pids > 0 && h.has("pids") {
+func sandboxSettings(h Hierarchy, r runtime.Resources) []setting {
+	if r.Pids > 0 && h.Has("pids") {
 		return []setting{{file: "pids.max", value: strconv.FormatInt(r.Pids+pidsForReceiptd, 10)}}
 	}
 	return nil
@@ -186,19 +187,19 @@ const (
 
 // slotFiles are the files of one slot that receiptd is handed, in the order of their descriptors. optional ones may
 // not exist on this kernel (memory.peak: Linux 5.19).
-func slotFiles(hs []hierarchy, cgroup string) []slotFile {
+func slotFiles(hs []Hierarchy, cgroup string) []slotFile {
 	var out []slotFile
 	for _, h := range hs {
-		out = append(out, slotFile{path: filepath.Join(h.path(cgroup), "cgroup.procs"), write: true, role: roleJoin})
+		out = append(out, slotFile{path: filepath.Join(h.Path(cgroup), "cgroup.procs"), write: true, role: roleJoin})
 	}
 	for _, h := range hs {
-		dir := h.path(cgroup)
-		if h.has("pids") {
+		dir := h.Path(cgroup)
+		if h.Has("pids") {
 			out = append(out, slotFile{path: filepath.Join(dir, "cgroup.procs"), read: true, role: roleProcs})
 		}
-		if h.has("memory") {
+		if h.Has("memory") {
 			oom, peak := "memory.oom_control", "memory.max_usage_in_bytes"
-			if h.v2 {
+			if h.V2 {
 				oom, peak = "memory.events", "memory.peak"
 			}
 			out = append(out,

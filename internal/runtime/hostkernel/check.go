@@ -1,7 +1,6 @@
-package embedded
+package hostkernel
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -18,13 +17,14 @@ type nodeFacts struct {
 	euid        int
 	sysAdmin    bool
 	sysctls     map[string]string // empty where there is none
-	hierarchies []hierarchy
+	hierarchies []Hierarchy
 	mountAPI    error // of open_tree and mount_setattr
 	userns      error // of making a user namespace
 }
 
-// Check says whether this node can host sandboxes; see runtime.Runtime.
-func (r *Runtime) Check(context.Context) error {
+// Check says whether this node's kernel can host sandboxes; an error that wraps runtime.ErrUnavailable names what is missing,
+// each with its remedy.
+func Check() error {
 	f, err := lookAtNode()
 	if err != nil {
 		return fmt.Errorf("checking this node: %w", err)
@@ -47,7 +47,7 @@ func lookAtNode() (nodeFacts, error) {
 		}
 	}
 	var err error
-	if f.hierarchies, err = hierarchies(); err != nil {
+	if f.hierarchies, err = Hierarchies(); err != nil {
 		return f, err
 	}
 	if f.euid == 0 {
@@ -109,7 +109,7 @@ func (f nodeFacts) verdict() error {
 			miss("%s is 0: sysctl -w %s=%d", name, name, suggestedNamespaces)
 		}
 	}
-	if _, err := slotHierarchies(f.hierarchies, runtime.Resources{CPUs: 1}); err != nil {
+	if _, err := SlotHierarchies(f.hierarchies, runtime.Resources{CPUs: 1}); err != nil {
 		missing = append(missing, err)
 	}
 	if f.mountAPI != nil {
