@@ -211,6 +211,9 @@ type Runtime interface {
 	// TakesRootfs says whether sandboxes can be made of this root file system, by its kind alone; an error wraps
 	// ErrUnavailable and says what can.
 	TakesRootfs(kind RootfsKind) error
+	// Reachable asks whatever does the work for a sign of life, and fails with ErrUnreachable. It takes milliseconds, or
+	// until ctx ends; nil for a runtime that needs nobody else.
+	Reachable(ctx context.Context) error
 	// Check says whether this node can host sandboxes; an error wraps ErrUnavailable or ErrUnreachable and names the
 	// remedy.
 	Check(ctx context.Context) error
