@@ -281,6 +281,7 @@ func (r *Runtime) run(ctx context.Context, st *start, rec hostkernel.Record) (_ 
 	}
 	defer ready.Close()
 	crashpoint.At("runtime.started")
+	rec.Identity.Provenance = hostkernel.Provenance(spec, st.mounts.Programs)
 	sb, err := r.adopt(process, rec, hostkernel.ViewOf(spec, st.slots))
 	if err != nil {
 		// Without a watcher nobody else reaps it. It may have ended by itself already.
@@ -290,8 +291,8 @@ func (r *Runtime) run(ctx context.Context, st *start, rec hostkernel.Record) (_ 
 	}
 	crashpoint.At("runtime.adopted")
 	if err := awaitReady(ctx, ready, spec.Dir); err != nil {
-		_ = sb.kill()
-		<-sb.exited
+		_ = sb.init.Kill()
+		<-sb.init.Exited()
 		sb.Close()
 		return nil, err
 	}

@@ -8,7 +8,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"sync"
 
 	"google.golang.org/protobuf/proto"
 
@@ -20,35 +19,23 @@ import (
 
 // Sandbox is a running container.
 type Sandbox struct {
-	r      *Runtime
-	rec    hostkernel.Record
-	view   *receiptdv1.View
-	pidfd  *os.File
-	exited chan struct{}
+	r    *Runtime
+	rec  hostkernel.Record
+	view *receiptdv1.View
+	init *hostkernel.Init
 	// stopping lets one Stop run at a time.
 	stopping chan struct{}
-	close    sync.Once
-	done     chan struct{} // the watcher has ended
 }
 
 var _ runtime.Sandbox = (*Sandbox)(nil)
 
-// watch opens a pidfd of the recorded init, checks that it is that very process, and waits for its end. reap is called
-// once it has ended. ErrNotFound: it is not running.
+// watch watches the recorded init; see hostkernel.WatchInit.
 func (r *Runtime) watch(rec hostkernel.Record, view *receiptdv1.View, reap func()) (*Sandbox, error) {
-	f, err := hostkernel.OpenInit(rec.Identity)
+	init, err := hostkernel.WatchInit(rec.Identity, reap)
 	if err != nil {
 		return nil, err
 	}
-	s := &Sandbox{r: r, rec: rec, view: view, pidfd: f, exited: make(chan struct{}), stopping: make(chan struct{}, 1), done: make(chan struct{})}
-	go func() {
-		defer close(s.done)
-		if hostkernel.WaitReadable(f) == nil {
-			reap()
-			close(s.exited)
-		}
-	}()
-	return s, nil
+	return &Sandbox{r: r, rec: rec, view: view, init: init, stopping: make(chan struct{}, 1)}, nil
 }
 
 // Identity names the container.
@@ -58,7 +45,7 @@ func (s *Sandbox) Identity() runtime.Identity { return s.rec.Identity }
 func (s *Sandbox) View() *receiptdv1.View { return proto.Clone(s.view).(*receiptdv1.View) }
 
 // Exited is closed when the init has been seen to end, and stays open after Close.
-func (s *Sandbox) Exited() <-chan struct{} { return s.exited }
+func (s *Sandbox) Exited() <-chan struct{} { return s.init.Exited() }
 
 // Dial connects to receiptd's socket through a descriptor of its folder: no symlink and no limit on the path's length
 // come in between (unix(7): 107 bytes).
@@ -77,16 +64,7 @@ func (s *Sandbox) Dial(ctx context.Context) (net.Conn, error) {
 }
 
 // Close lets go of the sandbox without stopping it.
-func (s *Sandbox) Close() error {
-	var err error
-	s.close.Do(func() {
-		err = s.pidfd.Close()
-		<-s.done
-	})
-	return err
-}
-
-func (s *Sandbox) kill() error { return hostkernel.SendKill(s.pidfd) }
+func (s *Sandbox) Close() error { return s.init.Close() }
 
 // Stop kills everything of the sandbox and answers once it is gone; see runtime.Sandbox.
 func (s *Sandbox) Stop(ctx context.Context) (runtime.Evidence, error) {
@@ -123,14 +101,14 @@ func (s *Sandbox) lock(ctx context.Context) error {
 func (s *Sandbox) end(ctx context.Context, ev *hostkernel.Evidence) error {
 	id := s.rec.Identity
 	select {
-	case <-s.exited:
+	case <-s.init.Exited():
 	default:
-		if err := s.kill(); err != nil {
+		if err := s.init.Kill(); err != nil {
 			return fmt.Errorf("stopping sandbox %s: killing process %d: %w: %w", id.SandboxID, id.Pid, runtime.ErrNoEvidence, err)
 		}
 	}
 	select {
-	case <-s.exited:
+	case <-s.init.Exited():
 	case <-ctx.Done():
 		return fmt.Errorf("stopping sandbox %s: %w: process %d has been killed and has not ended (%s): %w",
 			id.SandboxID, runtime.ErrNoEvidence, id.Pid, hostkernel.States(hostkernel.Tree{Dirs: id.Cgroups}.Pids()), ctx.Err())

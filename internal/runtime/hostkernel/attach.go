@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sandbox-agent/sandbox-agent/internal/runtime"
+	"github.com/sandbox-agent/sandbox-agent/internal/runtime/provenance"
 	"github.com/sandbox-agent/sandbox-agent/pkg/mounts"
 )
 
@@ -20,10 +21,15 @@ type attachment struct {
 	tree   *os.File
 }
 
+// Programs are SHA-256 of the programs that go into a sandbox, lower-case hex.
+type Programs struct{ Receiptd, Pid1 string }
+
 // BindMounts are all bind mounts of a sandbox, cloned and ready before its container exists.
 type BindMounts struct {
 	root      []attachment // root file system, then receiptd's own folders, then the grants
 	workspace *mounts.Detached
+	// Programs are the digests of receiptd and pid1 as they are mounted.
+	Programs Programs
 	// Ownership tells how files of the worktree get their owner inside.
 	Ownership mounts.Ownership
 	inTmp     []string // mount points that have to be made in /tmp
@@ -92,9 +98,13 @@ func (b *BindMounts) clone(source, target string, a mounts.Attr) error {
 		return fmt.Errorf("opening %s for a sandbox: %w", source, err)
 	}
 	defer f.Close()
+	return b.cloneOpened(f, target, a)
+}
+
+func (b *BindMounts) cloneOpened(f *os.File, target string, a mounts.Attr) error {
 	tree, err := mounts.Clone(f, a)
 	if err != nil {
-		return fmt.Errorf("cloning the mount of %s for a sandbox: %w", source, err)
+		return fmt.Errorf("cloning the mount of %s for a sandbox: %w", f.Name(), err)
 	}
 	b.root = append(b.root, attachment{target, tree})
 	return nil
@@ -154,21 +164,37 @@ func (b *BindMounts) cloneInternal(spec runtime.Spec) error {
 	return b.internalMounts(spec, nil)
 }
 
-func (b *BindMounts) internalMounts(spec runtime.Spec, idmap *os.File) error {
+func (b *BindMounts) internalMounts(spec runtime.Spec, idmap *os.File) (err error) {
 	for _, m := range []struct {
 		source, target string
 		attr           mounts.Attr
 	}{
 		{spec.ReceiptsDir, runtime.ReceiptsPath, mounts.Attr{NoExec: true, Idmap: idmap}},
 		{ControlDir(spec.Dir), runtime.ControlPath, mounts.Attr{NoExec: true, Idmap: idmap}},
-		{spec.Receiptd, runtime.BinPath + "/receiptd", mounts.Attr{ReadOnly: true}},
-		{spec.Pid1, runtime.BinPath + "/pid1", mounts.Attr{ReadOnly: true}},
 	} {
 		if err := b.clone(m.source, m.target, m.attr); err != nil {
 			return err
 		}
 	}
-	return nil
+	if b.Programs.Receiptd, err = b.cloneProgram("receiptd", spec.Receiptd, spec.ReceiptdSHA256); err != nil {
+		return err
+	}
+	b.Programs.Pid1, err = b.cloneProgram("pid1", spec.Pid1, spec.Pid1SHA256)
+	return err
+}
+
+// cloneProgram clones the mount of a program and hashes it by the very descriptor that was cloned.
+func (b *BindMounts) cloneProgram(name, source, want string) (string, error) {
+	f, err := mounts.OpenSource(source)
+	if err != nil {
+		return "", fmt.Errorf("opening %s for a sandbox: %w", source, err)
+	}
+	defer f.Close()
+	sum, err := provenance.Program(name, f, want)
+	if err != nil {
+		return "", err
+	}
+	return sum, b.cloneOpened(f, runtime.BinPath+"/"+name, mounts.Attr{ReadOnly: true})
 }
 
 // cloneWorkspace clones the workspace's mounts, idmapped if all its file systems can do that.

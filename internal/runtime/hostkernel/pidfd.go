@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"sync"
 
 	"github.com/sandbox-agent/sandbox-agent/internal/runtime"
 	"golang.org/x/sys/unix"
@@ -79,4 +80,46 @@ func States(pids []int) string {
 		return "nothing else of it is alive"
 	}
 	return out[:len(out)-2]
+}
+
+// Init is the init of a sandbox that is watched.
+type Init struct {
+	pidfd  *os.File
+	exited chan struct{}
+	done   chan struct{} // the watcher has ended
+	close  sync.Once
+}
+
+// WatchInit opens a pidfd of the recorded init, checks that it is that very process, and waits for its end. reap is called
+// once it has ended. ErrNotFound: it is not running.
+func WatchInit(id runtime.Identity, reap func()) (*Init, error) {
+	f, err := OpenInit(id)
+	if err != nil {
+		return nil, err
+	}
+	i := &Init{pidfd: f, exited: make(chan struct{}), done: make(chan struct{})}
+	go func() {
+		defer close(i.done)
+		if WaitReadable(f) == nil {
+			reap()
+			close(i.exited)
+		}
+	}()
+	return i, nil
+}
+
+// Exited is closed when it has been seen to end, and stays open after Close.
+func (i *Init) Exited() <-chan struct{} { return i.exited }
+
+// Kill sends SIGKILL; that it has ended already is fine.
+func (i *Init) Kill() error { return SendKill(i.pidfd) }
+
+// Close stops watching.
+func (i *Init) Close() error {
+	var err error
+	i.close.Do(func() {
+		err = i.pidfd.Close()
+		<-i.done
+	})
+	return err
 }

@@ -28,3 +28,10 @@ func ViewOf(spec runtime.Spec, s *Slots) *receiptdv1.View {
 		Seals:   spec.Workspace.Seals(),
 	}
 }
+
+// Provenance is what a sandbox without an image was made of.
+func Provenance(spec runtime.Spec, p Programs) runtime.Provenance {
+	return runtime.Provenance{
+		Rootfs: spec.Rootfs, RootfsKind: runtime.KindOfRootfs(spec.Rootfs), ReceiptdSHA256: p.Receiptd, Pid1SHA256: p.Pid1,
+	}
+}
