@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"regexp"
 	"strings"
+	"sync"
 
 	"github.com/sandbox-agent/sandbox-agent/internal/runtime"
 )
@@ -11,16 +12,21 @@ import (
 // maxRootfs bounds rootfs, bytes: it is in every receipt.
 const maxRootfs = 1024
 
+// Compiled at first use: this package is linked into programs that never read a configuration.
 var (
 	// namespaceText is what containerd takes as a namespace and as a snapshotter's name (pkg/identifiers).
-	namespaceText = regexp.MustCompile(`^[A-Za-z0-9]+(?:[._-][A-Za-z0-9]+)*$`)
+	namespaceText = text(`^[A-Za-z0-9]+(?:[._-][A-Za-z0-9]+)*$`)
 	// handlerText is what containerd makes the name of a shim's program of: io.containerd.NAME.VERSION.
-	handlerText = regexp.MustCompile(`^io\.containerd\.[a-z0-9]+(?:-[a-z0-9]+)*\.v[0-9]+$`)
+	handlerText = text(`^io\.containerd\.[a-z0-9]+(?:-[a-z0-9]+)*\.v[0-9]+$`)
 	// imageText is an image's full name, with its registry, and a tag or a digest or both: the grammar of
 	// github.com/distribution/reference, of which only the canonical form is taken, so that one image has one name.
-	imageText = regexp.MustCompile(`^(?:localhost|[a-zA-Z0-9-]+(?:\.[a-zA-Z0-9-]+)+|[a-zA-Z0-9-]+(?:\.[a-zA-Z0-9-]+)*:[0-9]+|localhost:[0-9]+)` +
+	imageText = text(`^(?:localhost|[a-zA-Z0-9-]+(?:\.[a-zA-Z0-9-]+)+|[a-zA-Z0-9-]+(?:\.[a-zA-Z0-9-]+)*:[0-9]+|localhost:[0-9]+)` +
 		`(?:/[a-z0-9]+(?:(?:[._]|__|-+)[a-z0-9]+)*)+(:[A-Za-z0-9_][A-Za-z0-9._-]{0,127})?(@sha256:[0-9a-f]{64})?$`)
 )
+
+func text(expr string) func() *regexp.Regexp {
+	return sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(expr) })
+}
 
 // Named gives what is configured for one of containerd's runtimes; false for another name.
 func (r ContainerdRuntimes) Named(name string) (ContainerdRuntime, bool) {
@@ -39,16 +45,16 @@ func (r ContainerdRuntimes) Named(name string) (ContainerdRuntime, bool) {
 // must not get namespaces because of a slip in this file.
 func (c *Config) checkContainerd() error {
 	d := c.Containerd
-	if len(d.Namespace) > 76 || !namespaceText.MatchString(d.Namespace) {
+	if len(d.Namespace) > 76 || !namespaceText().MatchString(d.Namespace) {
 		return bad("containerd.namespace", d.Namespace, "letters, digits and single . _ - between them, at most 76")
 	}
-	if d.Snapshotter != "" && !namespaceText.MatchString(d.Snapshotter) {
+	if d.Snapshotter != "" && !namespaceText().MatchString(d.Snapshotter) {
 		return bad("containerd.snapshotter", d.Snapshotter, "empty for containerd's default, or a snapshotter's name, for example overlayfs")
 	}
 	for name, family := range map[string]string{RuncRuntime: "io.containerd.runc.", GvisorRuntime: "io.containerd.runsc.", KataRuntime: "io.containerd.kata"} {
 		r, _ := d.Runtimes.Named(name)
 		key := "containerd.runtimes." + name
-		if !handlerText.MatchString(r.Handler) || !strings.HasPrefix(r.Handler, family) {
+		if !handlerText().MatchString(r.Handler) || !strings.HasPrefix(r.Handler, family) {
 			return bad(key+".handler", r.Handler, "the name of a shim of "+name+", io.containerd.NAME.VERSION, that begins with "+family)
 		}
 		for _, p := range []struct{ key, path string }{{".config_path", r.ConfigPath}, {".binary", r.Binary}} {
@@ -75,7 +81,7 @@ func (c *Config) checkRootfs() error {
 		}
 		return nil
 	}
-	m := imageText.FindStringSubmatch(c.Rootfs)
+	m := imageText().FindStringSubmatch(c.Rootfs)
 	switch tag, digest := 1, 2; {
 	case m == nil || m[tag]+m[digest] == "":
 		return bad("rootfs", c.Rootfs, kinds)
