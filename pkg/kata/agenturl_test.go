@@ -45,7 +45,7 @@ func TestAnEndpointIsReadAsItIsPrinted(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		e := Endpoint{Port: rapid.Uint32Range(1, 1<<32-2).Draw(t, "port")}
 		if rapid.Bool().Draw(t, "hybrid") {
-			e.Path = path.Clean("/x/" + rapid.StringMatching(`[a-zA-Z0-9:._-]{1,40}(/[a-z:]{1,9}){0,3}`).Draw(t, "path"))
+			e.Path = path.Clean("/x/" + rapid.StringMatching(`[a-zA-Z0-9:_-][a-zA-Z0-9:._-]{0,40}(/[a-z:]{1,9}){0,3}`).Draw(t, "path"))
 		} else {
 			e.CID = rapid.Uint32Range(3, 1<<32-2).Draw(t, "cid")
 		}
