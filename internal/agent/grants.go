@@ -10,7 +10,6 @@ import (
 	"hash"
 	"maps"
 	"path"
-	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -30,7 +29,7 @@ const (
 	maxGrantFolder = 255 // NAME_MAX
 )
 
-var grantName = regexp.MustCompile(`^[a-z0-9-]{1,63}$`)
+const grantText = "abcdefghijklmnopqrstuvwxyz-" + digits
 
 // grantSet is all of a session's grants, with their contents. It lives in the agent's memory and in that of the
 // sandbox's file system, and nowhere else: it is never encoded, logged or shown.
@@ -75,7 +74,7 @@ func newGrantSet(list []*sandboxv1.Grant, allowEnv []string) (*grantSet, error) 
 func (set *grantSet) add(g *sandboxv1.Grant) (size int, err error) {
 	name := g.GetName()
 	switch {
-	case !grantName.MatchString(name):
+	case !madeOf(name, grantText, 63):
 		return 0, invalid("grants: name %q: use 1 to 63 of a-z 0-9 -", name)
 	case len(set.names) > 0 && set.names[len(set.names)-1].Name == name:
 		return 0, invalid("grants: %q stands there twice", name)
@@ -277,7 +276,7 @@ func (a *Agent) UpdateGrants(ctx context.Context, r *sandboxv1.UpdateGrantsReque
 			defer over()
 			return s.replaceGrants(check, set)
 		})
-		s.cancelRunning()
+		s.cancelRunning("the session's grants were replaced")
 		if err := s.await(ctx, done); err != nil {
 			return nil, err
 		}
@@ -459,7 +458,7 @@ func (s *session) expire() {
 		s.withdrawQueued("one of the session's grants expired while it waited")
 		return s.ended(s.forgetGrants())
 	})
-	s.cancelRunning()
+	s.cancelRunning("one of the session's grants expired")
 }
 
 // gone is the event of a sandbox that was seen to be gone.

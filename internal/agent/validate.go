@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"maps"
 	"math"
-	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -22,25 +21,30 @@ const (
 	maxEnvBytes   = 64 << 10
 )
 
-var (
-	sessionIDText = regexp.MustCompile(`^[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}$`)
-	execIDText    = regexp.MustCompile(`^[A-Za-z0-9._-]{1,128}$`)
-	envNameText   = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*$`)
+const (
+	digits   = "0123456789"
+	wordText = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ_" + digits
 )
+
+// madeOf says that s has 1 to most characters, all of them among chars. A regular expression would be compiled by every
+// process that is this program, each jail of Git and each start of a container among them.
+func madeOf(s, chars string, most int) bool {
+	return s != "" && len(s) <= most && strings.Trim(s, chars) == ""
+}
 
 func invalid(format string, args ...any) error {
 	return fmt.Errorf("%w: %s", ErrInvalid, fmt.Sprintf(format, args...))
 }
 
 func checkSessionID(id string) error {
-	if !sessionIDText.MatchString(id) {
+	if !madeOf(id, wordText+".-", 64) || id[0] == '.' {
 		return invalid("session_id %q: use 1 to 64 of A-Z a-z 0-9 . _ -, not beginning with a dot", id)
 	}
 	return nil
 }
 
 func checkExecID(id string) error {
-	if !execIDText.MatchString(id) || id == "." || id == ".." {
+	if !madeOf(id, wordText+".-", 128) || id == "." || id == ".." {
 		return invalid("exec_id %q: use 1 to 128 of A-Z a-z 0-9 . _ - (it is a file name, so . and .. are refused)", id)
 	}
 	return nil
@@ -48,7 +52,7 @@ func checkExecID(id string) error {
 
 // checkEnvName refuses what would change which programs a command finds, where Git looks, or what bash runs first.
 func checkEnvName(name string, allowed []string) error {
-	if !envNameText.MatchString(name) {
+	if !madeOf(name, wordText, len(name)) || strings.Contains(digits, name[:1]) {
 		return invalid("env %q: a variable's name is letters, digits and _, not beginning with a digit", name)
 	}
 	if slices.Contains(allowed, name) {
@@ -194,8 +198,8 @@ func choose(what, key, want, def string, allowed []string) (string, error) {
 }
 
 // checkCreate checks all of a CreateSession that needs no look at the disk, and gives it with every default filled in.
-func checkCreate(r *sandboxv1.CreateSessionRequest, c *config.Config) (*sandboxv1.CreateSessionRequest, error) {
-	out := &sandboxv1.CreateSessionRequest{SessionId: r.GetSessionId(), Env: r.GetEnv(), Grants: r.GetGrants()}
+func checkCreate(r *sandboxv1.CreateSessionRequest, c *config.Config, allowed []hostClass) (*sandboxv1.CreateSessionRequest, error) {
+	out := &sandboxv1.CreateSessionRequest{SessionId: r.GetSessionId(), Env: r.GetEnv(), Grants: r.GetGrants(), MinIsolation: r.GetMinIsolation()}
 	if err := checkSessionID(out.GetSessionId()); err != nil {
 		return nil, err
 	}
@@ -215,7 +219,11 @@ func checkCreate(r *sandboxv1.CreateSessionRequest, c *config.Config) (*sandboxv
 	if out.Resources, err = checkResources(r.GetResources(), c.Limits); err != nil {
 		return nil, err
 	}
-	if out.Runtime, err = choose("runtime", "runtime.allowed", r.GetRuntime(), c.Runtime.Default, c.Runtime.Allowed); err != nil {
+	floor, err := floorOf(r.GetMinIsolation())
+	if err != nil {
+		return nil, err
+	}
+	if out.Runtime, err = chooseRuntime(r.GetRuntime(), floor, c.Runtime.Default, allowed); err != nil {
 		return nil, err
 	}
 	mode, err := choose("network.mode", "network.allowed", r.GetNetwork().GetMode(), c.Network.Default, c.Network.Allowed)

@@ -2,6 +2,7 @@ package gitguard
 
 import (
 	"bytes"
+	"crypto/sha256"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -355,4 +356,34 @@ func TestAListThatGitDidNotFinishIsNoList(t *testing.T) {
 	entries, err := ParseList([]byte("a.b\n\nc\n\x00a.d\x00"))
 	require.NoError(t, err)
 	require.Equal(t, []Entry{{"a.b", "\nc\n", true}, {"a.d", "", false}}, entries)
+}
+
+func TestTheSameConfigurationIsListedOnce(t *testing.T) {
+	raw := []byte("[user]\n\tname = " + t.Name() + "\n")
+	first, err := parseConfig(t.Context(), "x", raw)
+	require.NoError(t, err)
+	before := len(lists.of)
+	again, err := parseConfig(t.Context(), "y", raw)
+	require.NoError(t, err)
+	require.Equal(t, first.Entries, again.Entries)
+	require.Len(t, lists.of, before)
+	for key := range lists.of {
+		if key.sum == sha256.Sum256(raw) {
+			lists.of[key] = []byte("remembered.key\n1\x00")
+		}
+	}
+	again, err = parseConfig(t.Context(), "x", raw)
+	require.NoError(t, err)
+	require.Equal(t, []Entry{{Key: "remembered.key", Value: "1", HasValue: true}}, again.Entries, "git was not asked")
+	// One byte more is another configuration.
+	other, err := parseConfig(t.Context(), "x", append(raw, '#'))
+	require.NoError(t, err)
+	require.Equal(t, first.Entries, other.Entries)
+	// What git refuses is asked again.
+	before = len(lists.of)
+	for range 2 {
+		_, err = parseConfig(t.Context(), "x", []byte("[user"))
+		require.ErrorIs(t, err, ErrConfig)
+	}
+	require.Len(t, lists.of, before)
 }

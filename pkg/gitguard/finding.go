@@ -4,6 +4,7 @@ import (
 	"regexp"
 	"strconv"
 	"strings"
+	"sync"
 	"unicode"
 	"unicode/utf8"
 )
@@ -77,19 +78,22 @@ func (f Finding) Refuses(layout string) bool {
 }
 
 // credentials are the user and the password of a URL, up to the last "@" before its path. Over ssh, a user alone is no
-// secret.
+// secret. They are compiled when they are needed, for every process that is the agent's program would do it.
 var (
-	credentials = regexp.MustCompile(`(?is)\b([a-z][a-z0-9+.-]*://)([^/?#]*)@`)
-	sshUser     = regexp.MustCompile(`(?is)^(?:git\+)?ssh(?:\+git)?://[^:]*@$`)
+	credentials = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`(?is)\b([a-z][a-z0-9+.-]*://)([^/?#]*)@`) })
+	sshUser     = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`(?is)^(?:git\+)?ssh(?:\+git)?://[^:]*@$`) })
 )
 
 // withoutCredentials is s without users and passwords in URLs; of ssh URLs, a user without a password stays.
 func withoutCredentials(s string) string {
-	return credentials.ReplaceAllStringFunc(s, func(found string) string {
-		if sshUser.MatchString(found) {
+	if !strings.Contains(s, "@") {
+		return s
+	}
+	return credentials().ReplaceAllStringFunc(s, func(found string) string {
+		if sshUser().MatchString(found) {
 			return found
 		}
-		return credentials.ReplaceAllString(found, "$1")
+		return credentials().ReplaceAllString(found, "$1")
 	})
 }
 

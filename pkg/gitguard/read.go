@@ -12,6 +12,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
 
@@ -65,7 +66,7 @@ func parseConfig(ctx context.Context, path string, raw []byte) (Config, error) {
 		return Config{}, fmt.Errorf("%w: %s, line %d: a NUL byte, at which Git would stop reading: remove it",
 			ErrConfig, plain(path), 1+bytes.Count(raw[:i], []byte("\n")))
 	}
-	list, err := listConfig(ctx, raw)
+	list, err := listOnce(ctx, raw)
 	if err != nil {
 		return Config{}, fmt.Errorf("%w: %s: %w", ErrConfig, plain(path), err)
 	}
@@ -132,6 +133,55 @@ func typeName(mode uint32) string {
 	default:
 		return "a device"
 	}
+}
+
+// listKey is a configuration's bytes and the Git that lists them: a new version may see them otherwise.
+type listKey struct {
+	sum          [sha256.Size]byte
+	inode        uint64
+	changed      unix.Timespec
+	size, device uint64
+}
+
+// lists are what Git made of configurations, of those that it took. The same bytes are read several times for each session.
+var lists struct {
+	sync.Mutex
+	of map[listKey][]byte
+}
+
+const (
+	// mostLists bounds how many lists are remembered, and mostListed how long each is, bytes.
+	mostLists  = 64
+	mostListed = 64 << 10
+)
+
+// listOnce has Git list a configuration that it did not list before.
+func listOnce(ctx context.Context, raw []byte) ([]byte, error) {
+	git, err := findGit()
+	if err != nil {
+		return nil, err
+	}
+	var st unix.Stat_t
+	if err := unix.Stat(git, &st); err != nil {
+		return nil, fmt.Errorf("looking at %s: stat: %w", git, err)
+	}
+	key := listKey{sum: sha256.Sum256(raw), inode: st.Ino, changed: st.Ctim, size: uint64(st.Size), device: st.Dev}
+	lists.Lock()
+	list, known := lists.of[key]
+	lists.Unlock()
+	if known {
+		return list, nil
+	}
+	if list, err = listConfig(ctx, raw); err != nil || len(list) > mostListed {
+		return list, err
+	}
+	lists.Lock()
+	defer lists.Unlock()
+	if lists.of == nil || len(lists.of) >= mostLists {
+		lists.of = map[listKey][]byte{}
+	}
+	lists.of[key] = list
+	return list, nil
 }
 
 // listConfig has Git list a configuration. What it printed before a mistake comes with the error.

@@ -212,23 +212,26 @@ func checkNames(paths ...string) []Finding {
 
 // checkTrees looks at HEAD's tree, and at those of other commits. What was found in one is not said again of another.
 func checkTrees(ctx context.Context, run Runner, config Config, more []string) ([]Finding, error) {
+	// A name that is an option, or several commits, is none that a worktree is made from.
+	more = slices.DeleteFunc(slices.Clone(more), func(name string) bool {
+		return name == "" || strings.ContainsAny(name[:1], "-^") || strings.Contains(name, "..")
+	})
+	trees, err := treesOf(ctx, run, more)
+	if err != nil {
+		return nil, err
+	}
 	found, err := checkTree(ctx, run, config, "HEAD", "HEAD")
 	if err != nil {
 		return nil, err
 	}
+	looked := map[string]bool{"": true, trees["HEAD"]: true}
 	for _, name := range more {
-		// A name that is an option, or several commits, is none that a worktree is made from.
-		if name == "" || strings.ContainsAny(name[:1], "-^") || strings.Contains(name, "..") {
+		tree := trees[name]
+		if looked[tree] {
 			continue
 		}
-		tree, err := run(ctx, "rev-parse", "--verify", "--quiet", name+"^{commit}^{tree}")
-		if err != nil {
-			if ctx.Err() != nil {
-				return nil, err
-			}
-			continue
-		}
-		in, err := checkTree(ctx, run, config, plain(name), strings.TrimSpace(tree))
+		looked[tree] = true
+		in, err := checkTree(ctx, run, config, plain(name), tree)
 		if err != nil {
 			return nil, err
 		}
@@ -240,6 +243,40 @@ func checkTrees(ctx context.Context, run Runner, config Config, more []string) (
 	}
 	return found, nil
 }
+
+// treesOf are the trees of HEAD and of the commits that names name, without those that name none. Mostly all do, and one
+// run of Git says so; else HEAD's is left out too.
+func treesOf(ctx context.Context, run Runner, names []string) (map[string]string, error) {
+	trees := map[string]string{}
+	if len(names) == 0 {
+		return trees, nil
+	}
+	all := append([]string{"HEAD"}, names...)
+	args := []string{"rev-parse"}
+	for _, name := range all {
+		args = append(args, name+"^{commit}^{tree}")
+	}
+	out, err := run(ctx, args...)
+	if ids := strings.Fields(out); err == nil && len(ids) == len(all) && !slices.ContainsFunc(ids, isNoID) {
+		for i, name := range all {
+			trees[name] = ids[i]
+		}
+		return trees, nil
+	}
+	for _, name := range names {
+		tree, err := run(ctx, "rev-parse", "--verify", "--quiet", name+"^{commit}^{tree}")
+		switch {
+		case ctx.Err() != nil:
+			return nil, err
+		case err == nil:
+			trees[name] = strings.TrimSpace(tree)
+		}
+	}
+	return trees, nil
+}
+
+// isNoID: without --verify, rev-parse answers with the name of a file as it is.
+func isNoID(s string) bool { return len(s) < 40 || strings.Trim(s, "0123456789abcdef") != "" }
 
 // inTreeOf is a finding's file without the name of the commit in whose tree it is.
 func inTreeOf(f Finding) string {

@@ -253,7 +253,11 @@ func TestTheTreesOfOtherCommitsAreLookedAtToo(t *testing.T) {
 	git(t, repo, "worktree", "add", "-q", linked, "lfs")
 	require.Equal(t, "worktrees/linked/HEAD", WorktreeHead(linked))
 	require.Empty(t, WorktreeHead(repo))
-	run := inRepo(t, repo+"/.git")
+	git, runs := inRepo(t, repo+"/.git"), 0
+	run := func(ctx context.Context, args ...string) (string, error) {
+		runs++
+		return git(ctx, args...)
+	}
 	look := func(path string, more ...string) []Finding {
 		r, err := CheckRepository(t.Context(), path, run, more...)
 		require.NoError(t, err)
@@ -270,4 +274,7 @@ func TestTheTreesOfOtherCommitsAreLookedAtToo(t *testing.T) {
 		require.Equal(t, name+":.gitattributes", found[0].File)
 	}
 	require.Equal(t, "worktrees/linked/HEAD:.gitattributes", look(linked)[0].File)
+	runs = 0
+	look(repo, "HEAD^0", "HEAD", "lfs", "lfs^0")
+	require.Equal(t, 3, runs, "each tree is looked at once: its name, and two trees")
 }

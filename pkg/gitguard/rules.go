@@ -1,6 +1,9 @@
 package gitguard
 
-import "strings"
+import (
+	"strings"
+	"sync"
+)
 
 // pattern is a set of configuration keys, spelled as in git-config(1): "section.variable", "section.*.variable" for any
 // subsection, or "section.**" for everything in a section, with or without a subsection.
@@ -239,7 +242,7 @@ mailmap: blob
 trailer: ifexists ifmissing separators where
 `
 
-var harmlessKeys = parseHarmless(harmlessText)
+var harmlessKeys = sync.OnceValue(func() map[string]map[string]bool { return parseHarmless(harmlessText) })
 
 // notCopied are no findings in themselves and yet not kept: a private clone decides about them itself.
 var notCopied = []pattern{"extensions.refStorage", "extensions.worktreeConfig", "extensions.preciousObjects", "extensions.noop", "extensions.noop-v1"}
@@ -266,6 +269,6 @@ func harmless(e Entry) bool {
 	if has {
 		section += ".*"
 	}
-	variables := harmlessKeys[section]
+	variables := harmlessKeys()[section]
 	return variables["*"] || variables[variable]
 }

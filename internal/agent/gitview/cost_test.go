@@ -45,7 +45,7 @@ func TestASessionsCreationMakesTwoJails(t *testing.T) {
 	var v *View
 	jails, runs := made(func() { v = w.create(w.repo+"/wt-created", "created") })
 	require.LessOrEqual(t, jails, int64(2), "of the base clone, and of it with the worktree")
-	require.LessOrEqual(t, runs, int64(15))
+	require.LessOrEqual(t, runs, int64(12))
 
 	// What was made is known to be the base clone's: the first command pays nothing for it.
 	require.NotEmpty(t, v.state.BaseIndex)

@@ -176,7 +176,7 @@ func (h *harvest) read(ctx context.Context) error {
 	if v.state.Base.changed(print)[partRefs] && !v.onlyOwn() {
 		return h.readBase(ctx)
 	}
-	h.base = snapshot{ids: maps.Clone(v.snapshot.ids), symbolic: v.snapshot.symbolic}
+	h.base = snapshot{ids: maps.Clone(v.snapshot().ids), symbolic: v.snapshot().symbolic}
 	for name, id := range v.state.Apart {
 		h.base.set(name, id)
 	}
@@ -189,7 +189,7 @@ func (h *harvest) narrow() {
 	v := h.v
 	taken, left := 0, 0
 	h.differ = []string{}
-	for _, ref := range changedRefs(v.snapshot.ids, h.private.ids) {
+	for _, ref := range changedRefs(v.snapshot().ids, h.private.ids) {
 		err := gitguard.CheckRefName(ref)
 		switch taken++; {
 		case err == nil && (taken <= mostChanged || ref == v.branch()):
@@ -200,7 +200,7 @@ func (h *harvest) narrow() {
 		default:
 			left++
 		}
-		h.private.set(ref, v.snapshot.ids[ref])
+		h.private.set(ref, v.snapshot().ids[ref])
 	}
 	if left > 0 {
 		h.again = true
@@ -210,9 +210,11 @@ func (h *harvest) narrow() {
 
 func (h *harvest) readBase(ctx context.Context) error {
 	s, err := h.j.inBase()
-	if err == nil {
-		h.base, err = listBaseRefs(ctx, s)
+	if err != nil {
+		return err
 	}
+	text, err := h.v.listBase(ctx, s)
+	h.base = text.decode()
 	return err
 }
 
@@ -433,7 +435,7 @@ func (h *harvest) moveRefs(ctx context.Context) error {
 func (h *harvest) tryRefs(ctx context.Context, try int) error {
 	v := h.v
 	d := decision{
-		before: v.snapshot.ids, now: h.private.ids, changed: h.differ, base: h.base.ids, symbolic: h.base.symbolic,
+		before: v.snapshot().ids, now: h.private.ids, changed: h.differ, base: h.base.ids, symbolic: h.base.symbolic,
 		branch: v.branch(), created: v.state.Created, arrived: h.arrived, remotes: v.remotes(h.base),
 		exported: func(ref string) bool {
 			return slices.ContainsFunc(v.o.Export, func(p string) bool { return gitguard.Matches(p, ref) })
@@ -652,7 +654,7 @@ func (h *harvest) finish(ctx context.Context) error {
 	}
 	h.keepMirror() // before the snapshot says that nothing differs any more
 	for name, id := range h.verdict.agreed {
-		v.snapshot.set(name, id)
+		v.snapshot().set(name, id)
 	}
 	if v.state.Created == nil {
 		v.state.Created = map[string]bool{}
@@ -661,7 +663,7 @@ func (h *harvest) finish(ctx context.Context) error {
 		v.state.Created[ref] = true
 	}
 	for _, m := range h.verdict.moves {
-		v.snapshot.set(m.ref, m.new)
+		v.snapshot().set(m.ref, m.new)
 		h.Refs = append(h.Refs, m.ref)
 		if m.new == "" {
 			delete(v.state.Created, m.ref)
@@ -736,7 +738,7 @@ func (h *harvest) keepApart() {
 	v := h.v
 	v.state.Apart = refs{}
 	for _, ref := range h.differ {
-		if h.private.ids[ref] != v.snapshot.ids[ref] && h.base.ids[ref] != v.snapshot.ids[ref] {
+		if h.private.ids[ref] != v.snapshot().ids[ref] && h.base.ids[ref] != v.snapshot().ids[ref] {
 			v.state.Apart[ref] = h.base.ids[ref]
 		}
 	}

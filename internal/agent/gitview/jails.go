@@ -144,7 +144,7 @@ var errFlood = errors.New("the session has too many refs")
 
 // listPrivateRefs lists the session's refs. A flood of them is refused, and Git not asked again about the very same one.
 func (v *View) listPrivateRefs(ctx context.Context, s *gitjail.Session) (snapshot, error) {
-	limit := len(v.snapshot.ids) + len(v.snapshot.symbolic) + moreRefs
+	limit := len(v.snapshot().ids) + len(v.snapshot().symbolic) + moreRefs
 	flood := fmt.Errorf("%w: more than the base clone's and %d (remove them in the session: rm -rf the refs, or git update-ref --stdin)", errFlood, moreRefs)
 	now, settled, err := v.printFolders()
 	if err != nil {
@@ -154,59 +154,18 @@ func (v *View) listPrivateRefs(ctx context.Context, s *gitjail.Session) (snapsho
 		return snapshot{}, flood
 	}
 	v.flood = ""
-	list, err := listRefs(ctx, s, "--count="+strconv.Itoa(limit+1))
-	if err != nil || len(list.ids)+len(list.symbolic)+list.left <= limit {
-		return list, err
+	lines := &refLines{left: isSandboxes, most: keptOutput}
+	text, err := listText(ctx, s, lines, 0, nil, "--count="+strconv.Itoa(limit+1))
+	if err != nil {
+		return snapshot{}, err
+	}
+	if list := text.decode(); len(list.ids)+len(list.symbolic)+lines.counted <= limit {
+		return list, nil
 	}
 	if settled {
 		v.flood = now
 	}
 	return snapshot{}, flood
-}
-
-// listRefs lists the refs that a jail's repository has, less the sandboxes'.
-func listRefs(ctx context.Context, s *gitjail.Session, options ...string) (snapshot, error) {
-	return listRefsIn(ctx, s, nil, options...)
-}
-
-func listRefsIn(ctx context.Context, s *gitjail.Session, env []string, options ...string) (snapshot, error) {
-	out, err := s.RunCall(ctx, gitjail.Call{
-		Args: append([]string{"for-each-ref", "--format=%(objectname) %(refname) %(symref)"}, options...), Output: keptOutput, Env: env,
-	})
-	if err != nil {
-		return snapshot{}, err
-	}
-	list := newSnapshot()
-	for line := range strings.Lines(out) {
-		id, rest, ok := strings.Cut(strings.TrimSuffix(line, "\n"), " ")
-		name, symref, ok2 := strings.Cut(rest, " ")
-		if !ok || !ok2 {
-			return snapshot{}, fmt.Errorf("%w: for-each-ref printed the line %q", gitjail.ErrGit, line)
-		}
-		switch {
-		case strings.HasPrefix(name, sandboxes):
-			list.left++
-		case symref != "":
-			list.symbolic[name] = symref
-		default:
-			list.ids[name] = id
-		}
-	}
-	return list, nil
-}
-
-// listBaseRefs lists the refs that a workspace shares with the base clone. Stashes it has of its own, for the base's
-// reflog of them is not here, and so has every worktree the refs of its unfinished operations (git-worktree(1), refs).
-func listBaseRefs(ctx context.Context, s *gitjail.Session) (snapshot, error) {
-	list, err := listRefs(ctx, s)
-	for _, m := range []refs{list.ids, list.symbolic} {
-		for name := range m {
-			if name == stashRef || perWorktree(name) {
-				delete(m, name)
-			}
-		}
-	}
-	return list, err
 }
 
 func perWorktree(name string) bool {

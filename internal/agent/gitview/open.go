@@ -240,14 +240,17 @@ func (v *View) copyBase(ctx context.Context, j *jails, fresh string) error {
 	if err != nil {
 		return err
 	}
-	if v.snapshot, err = listBaseRefs(ctx, inBase); err != nil {
+	if v.text, err = v.listBase(ctx, inBase); err != nil {
 		return err
 	}
 	common, err := headOf(ctx, inBase, nil)
 	if err != nil {
 		return err
 	}
-	if v.state.BaseHead, err = headOf(ctx, inBase, v.inMeta()); err != nil {
+	if v.o.Workspace.Branch != "" {
+		v.state.BaseHead = "ref: " + heads + v.o.Workspace.Branch // most likely
+	}
+	if v.state.BaseHead, err = v.baseHead(ctx, j); err != nil {
 		return fmt.Errorf("%w: HEAD of worktree %s names nothing: %w", ErrRefused, v.o.Workspace.Worktree, err)
 	}
 	v.state.Head = v.state.BaseHead
@@ -256,7 +259,7 @@ func (v *View) copyBase(ctx context.Context, j *jails, fresh string) error {
 		return err
 	}
 	return inBoth(v.o.Workspace.CommonDir, fresh, v.o.Workspace.Owner, func(base, d folder) error {
-		if err := writePackedRefs(d, v.snapshot); err != nil {
+		if err := writePackedRefs(d, v.text); err != nil {
 			return err
 		}
 		if err := d.write("HEAD", []byte(common+"\n")); err != nil {
@@ -274,27 +277,26 @@ func (v *View) copyBase(ctx context.Context, j *jails, fresh string) error {
 
 // writePackedRefs writes refs as one file: a hundred thousand files would take seconds. Git wants them in the order of
 // their bytes. Symbolic refs can't be packed.
-func writePackedRefs(d folder, s snapshot) error {
+func writePackedRefs(d folder, t refText) error {
 	err := d.writeFrom("packed-refs", 0o644, func(w io.Writer) error {
-		var b strings.Builder
-		b.WriteString("# pack-refs with: sorted \n")
-		for _, name := range sortedKeys(s.ids) {
-			b.WriteString(s.ids[name] + " " + name + "\n")
+		_, err := io.WriteString(w, "# pack-refs with: sorted \n")
+		if err == nil {
+			_, err = w.Write(t.packed())
 		}
-		_, err := io.WriteString(w, b.String())
 		return err
 	})
 	if err != nil {
 		return err
 	}
-	for _, name := range sortedKeys(s.symbolic) {
+	symbolic := refText{lines: t.lines[t.plain:]}.decode().symbolic
+	for _, name := range sortedKeys(symbolic) {
 		if err := gitguard.CheckRefName(name); err != nil {
 			return err
 		}
 		if err := d.mkdir(filepath.Dir(name)); err != nil {
 			return err
 		}
-		if err := d.write(name, []byte("ref: "+s.symbolic[name]+"\n")); err != nil {
+		if err := d.write(name, []byte("ref: "+symbolic[name]+"\n")); err != nil {
 			return err
 		}
 	}

@@ -2,7 +2,6 @@ package gitview
 
 import (
 	"fmt"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -10,15 +9,20 @@ import (
 	"unicode/utf8"
 )
 
-var (
-	// pseudoRef are the names that Git gives what is no branch: HEAD, FETCH_HEAD, ORIG_HEAD.
-	pseudoRef = regexp.MustCompile(`^[A-Z_]+$`)
-	// shortID is what Git takes for an object.
-	shortID = regexp.MustCompile(`^[0-9a-fA-F]{4,64}$`)
-	// described is what git describe prints: Git takes what stands after the last "-g" for an object (get_describe_name in
-	// object-name.c), unless there is a ref of the whole name.
-	described = regexp.MustCompile(`.-g[0-9a-fA-F]{4,64}$`)
-)
+// isPseudoRef says whether a name is like those that Git gives what is no branch: HEAD, FETCH_HEAD, CHERRY_PICK_HEAD.
+func isPseudoRef(name string) bool {
+	return name != "" && strings.Trim(name, "ABCDEFGHIJKLMNOPQRSTUVWXYZ_") == ""
+}
+
+// isShortID says whether Git takes a name for an object.
+func isShortID(name string) bool { return len(name) >= 4 && len(name) <= 64 && isHex(name, true) }
+
+// isDescription says whether git describe prints such a name: Git takes what stands after the last "-g" for an object
+// (get_describe_name in object-name.c), unless there is a ref of the whole name.
+func isDescription(name string) bool {
+	i := strings.LastIndex(name, "-g")
+	return i > 0 && isShortID(name[i+2:])
+}
 
 // withheld says why a new branch stays below refs/sandboxes/: where Git takes its name before or instead of one that the
 // host's people use for something else, "git merge origin/main" would be the session's. Empty: nothing is against it.
@@ -31,13 +35,13 @@ func (d decision) withheld(ref, before string) string {
 		return "it is not UTF-8"
 	case strings.HasPrefix(name, "-"): // every command would take it for an option
 		return "it begins with -"
-	case name == "@" || pseudoRef.MatchString(name):
+	case name == "@" || isPseudoRef(name):
 		return "Git has a meaning of its own for that name"
 	case strings.HasPrefix(name, "refs/"):
 		return "it looks like a ref's full name"
-	case shortID.MatchString(name):
+	case isShortID(name):
 		return "it looks like a commit's id"
-	case described.MatchString(name):
+	case isDescription(name):
 		return "it looks like what git describe prints"
 	}
 	for _, dir := range append(slices.Collect(foldersOf(name)), name) {

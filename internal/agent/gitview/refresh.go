@@ -1,6 +1,7 @@
 package gitview
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -95,13 +96,18 @@ func (v *View) bringInRefs(ctx context.Context, j *jails) error {
 	if err != nil {
 		return err
 	}
-	base, err := listBaseRefs(ctx, inBase)
+	text, err := v.listBase(ctx, inBase)
 	if err != nil {
 		return err
 	}
 	v.own = nil
 	apart := refs{}
-	if maps.Equal(base.ids, v.snapshot.ids) && maps.Equal(base.symbolic, v.snapshot.symbolic) {
+	if v.known == nil && bytes.Equal(text.lines, v.text.lines) {
+		v.setApart(apart)
+		return nil
+	}
+	base, known := text.decode(), v.snapshot()
+	if maps.Equal(base.ids, known.ids) && maps.Equal(base.symbolic, known.symbolic) {
 		v.setApart(apart)
 		return nil
 	}
@@ -115,12 +121,12 @@ func (v *View) bringInRefs(ctx context.Context, j *jails) error {
 	}
 	var moves, gone []move
 	agreed := refs{}
-	for _, name := range changedRefs(v.snapshot.ids, base.ids) {
-		was, is, has := v.snapshot.ids[name], base.ids[name], private.ids[name]
+	for _, name := range changedRefs(known.ids, base.ids) {
+		was, is, has := known.ids[name], base.ids[name], private.ids[name]
 		switch {
 		case has == is:
 			agreed[name] = is
-			if is == "" && v.snapshot.symbolic[name] == "" {
+			if is == "" && known.symbolic[name] == "" {
 				gone = append(gone, move{ref: name, old: was})
 			}
 		case has == was:
@@ -146,7 +152,7 @@ func (v *View) bringInRefs(ctx context.Context, j *jails) error {
 	}
 	step("refs brought in")
 	for name, id := range agreed {
-		v.snapshot.set(name, id)
+		known.set(name, id)
 	}
 	v.setApart(apart)
 	return nil
@@ -189,12 +195,13 @@ func (v *View) rewriteRefs(ctx context.Context, s *gitjail.Session, private snap
 	for _, m := range moves {
 		packed.set(m.ref, m.new)
 	}
-	return v.inPrivateFolder(func(d folder) error { return writePackedRefs(d, packed) })
+	return v.inPrivateFolder(func(d folder) error { return writePackedRefs(d, packed.encode()) })
 }
 
 func (v *View) bringInSymbolic(ctx context.Context, s *gitjail.Session, base, private refs) error {
-	for _, name := range changedRefs(v.snapshot.symbolic, base) {
-		was, is, has := v.snapshot.symbolic[name], base[name], private[name]
+	known := v.snapshot().symbolic
+	for _, name := range changedRefs(known, base) {
+		was, is, has := known[name], base[name], private[name]
 		if has != was && has != is {
 			continue
 		}
@@ -208,9 +215,9 @@ func (v *View) bringInSymbolic(ctx context.Context, s *gitjail.Session, base, pr
 			}
 		}
 		if is == "" {
-			delete(v.snapshot.symbolic, name)
+			delete(known, name)
 		} else {
-			v.snapshot.symbolic[name] = is
+			known[name] = is
 		}
 	}
 	return nil

@@ -4,7 +4,6 @@ import (
 	"context"
 	"maps"
 	"path/filepath"
-	"regexp"
 
 	"github.com/sandbox-agent/sandbox-agent/internal/agent/gitjail"
 	"github.com/sandbox-agent/sandbox-agent/pkg/gitguard"
@@ -17,9 +16,6 @@ import (
 // tables is the name of the folder that holds one.
 const tables = "reftable"
 
-// rootRef is the name of a ref that an unfinished operation keeps beside HEAD, such as CHERRY_PICK_HEAD.
-var rootRef = regexp.MustCompile(`^[A-Z_]+$`)
-
 // hasTables says whether the base clone's refs are in tables.
 func (v *View) hasTables() bool { return mounts.Exists(v.o.Workspace.CommonDir + "/" + tables) }
 
@@ -28,12 +24,13 @@ func (v *View) listTable(ctx context.Context, base *gitjail.Session) (refs, erro
 	if !v.hasTables() {
 		return nil, nil
 	}
-	list, err := listRefsIn(ctx, base, v.inMeta(), "--include-root-refs")
+	text, err := listText(ctx, base, &refLines{left: isSandboxes, most: keptOutput}, 0, v.inMeta(), "--include-root-refs")
 	if err != nil {
 		return nil, err
 	}
+	list := text.decode()
 	maps.DeleteFunc(list.ids, func(name, _ string) bool {
-		return name == "HEAD" || !rootRef.MatchString(name) && (!perWorktree(name) || gitguard.CheckRefName(name) != nil)
+		return name == "HEAD" || !isPseudoRef(name) && (!perWorktree(name) || gitguard.CheckRefName(name) != nil)
 	})
 	return list.ids, nil
 }

@@ -121,12 +121,12 @@ cp packed-refs kept; seq -f "$I refs/x/%%08.0f" %d >> packed-refs`, moreRefs+10)
 	require.NotEmpty(t, w.v.flood)
 	// Git is not asked again: it would answer with fewer than are allowed now.
 	for i := range 20 {
-		w.v.snapshot.ids[fmt.Sprintf("refs/y/%d", i)] = "x"
+		w.v.snapshot().ids[fmt.Sprintf("refs/y/%d", i)] = "x"
 	}
 	h = w.v.Harvest(t.Context())
 	require.Contains(t, h.Detail, errFlood.Error())
 	for i := range 20 {
-		delete(w.v.snapshot.ids, fmt.Sprintf("refs/y/%d", i))
+		delete(w.v.snapshot().ids, fmt.Sprintf("refs/y/%d", i))
 	}
 
 	out, h := w.command(`cd "$(git rev-parse --git-common-dir)" && mv kept packed-refs && git rev-parse topic`)

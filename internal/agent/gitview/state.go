@@ -1,15 +1,12 @@
 package gitview
 
 import (
-	"bufio"
-	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 
 	"golang.org/x/sys/unix"
 
@@ -81,45 +78,6 @@ type snapshot struct {
 	ids refs
 	// symbolic maps names to the ref that they name; what a session does to those stays private.
 	symbolic refs
-	// left is how many of the sandboxes' refs were met in a listing, and left out.
-	left int
-}
-
-func newSnapshot() snapshot { return snapshot{ids: refs{}, symbolic: refs{}} }
-
-func (s snapshot) encode() []byte {
-	var b bytes.Buffer
-	b.Grow(len(s.ids) * 80) // an id and a name of some length; a hundred thousand refs are not rare
-	line := func(words ...string) {
-		for _, w := range words {
-			b.WriteString(w)
-		}
-		b.WriteByte('\n')
-	}
-	for _, name := range sortedKeys(s.ids) {
-		line(s.ids[name], " ", name)
-	}
-	for _, name := range sortedKeys(s.symbolic) {
-		line("@", s.symbolic[name], " ", name)
-	}
-	return b.Bytes()
-}
-
-func decodeSnapshot(b []byte) (snapshot, error) {
-	s := newSnapshot()
-	lines := bufio.NewScanner(bytes.NewReader(b))
-	for lines.Scan() {
-		value, name, ok := strings.Cut(lines.Text(), " ")
-		if !ok {
-			return s, fmt.Errorf("line %q is no ref", lines.Text())
-		}
-		if target, isSymbolic := strings.CutPrefix(value, "@"); isSymbolic {
-			s.symbolic[name] = target
-		} else {
-			s.ids[name] = value
-		}
-	}
-	return s, lines.Err()
 }
 
 func sortedKeys[V any](m map[string]V) []string {
@@ -129,6 +87,15 @@ func sortedKeys[V any](m map[string]V) []string {
 	}
 	slices.Sort(keys)
 	return keys
+}
+
+// snapshot is the base clone's refs as the private folder has them too; what is changed in its maps is changed.
+func (v *View) snapshot() snapshot {
+	if v.known == nil {
+		known := v.text.decode()
+		v.known, v.text = &known, refText{}
+	}
+	return *v.known
 }
 
 func (v *View) path(name string) string { return filepath.Join(v.o.Dir, name) }
@@ -220,7 +187,7 @@ func (v *View) loadState() error {
 		return fmt.Errorf("reading the state of the workspace %s: %w", v.o.Workspace.Worktree, err)
 	}
 	if b, err = os.ReadFile(v.path(snapshotName)); err == nil {
-		v.snapshot, err = decodeSnapshot(b)
+		v.text, err = parseRefText(b)
 	}
 	if err != nil {
 		return fmt.Errorf("reading the snapshot of the workspace %s: %w", v.o.Workspace.Worktree, err)
@@ -232,7 +199,11 @@ func (v *View) loadState() error {
 // snapshot has already, which changes nothing.
 func (v *View) save(snapshotToo bool) error {
 	if snapshotToo {
-		if err := writeOwn(v.path(snapshotName), v.snapshot.encode()); err != nil {
+		text := v.text
+		if v.known != nil {
+			text = v.known.encode()
+		}
+		if err := writeOwn(v.path(snapshotName), text.lines); err != nil {
 			return err
 		}
 	}

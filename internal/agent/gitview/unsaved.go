@@ -132,7 +132,7 @@ func (v *View) sessionTips(ctx context.Context, j *jails) (tips refs, out []stri
 	}
 	tips = refs{}
 	for name, id := range list.ids {
-		if v.snapshot.ids[name] != id {
+		if v.snapshot().ids[name] != id {
 			tips[name] = id
 		}
 	}

@@ -44,7 +44,9 @@ type View struct {
 	// sessions are those that may have refs under refs/sandboxes/.
 	sessions []string
 	state    state
-	snapshot snapshot
+	// text is the base clone's refs as the private folder has them too, until somebody looks into them: known has them then.
+	text  refText
+	known *snapshot
 	// settled: everything in the private folder has been harvested, and no command has run since.
 	settled bool
 	// locks and worktreeConfig are what the shared layout had before the command.

@@ -12,6 +12,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 
 	"golang.org/x/sys/unix"
 
@@ -22,11 +23,23 @@ import (
 // What base clone keeps of the worktree itself: HEAD, index, and HEAD's log. The session's are written there as regular
 // files, so that the base clone's gc keeps what they need, and its worktree list is right.
 
-var (
-	objectID = regexp.MustCompile(`^([0-9a-f]{40}|[0-9a-f]{64})$`)
-	// logEntry is a line of a reflog: two ids, who, when, and what.
-	logEntry = regexp.MustCompile(`^([0-9a-f]{40}|[0-9a-f]{64}) ([0-9a-f]{40}|[0-9a-f]{64}) [^\x00-\x1f\x7f<>]*<[^\x00-\x1f\x7f<>]*> [0-9]{1,19} [+-][0-9]{4}\t[^\x00-\x08\x0a-\x1f\x7f]*$`)
-)
+// logEntry is a line of a reflog: two ids, who, when, and what.
+// It is compiled when it is needed: every process that is this program would do it, each jail of Git among them.
+var logEntry = sync.OnceValue(func() *regexp.Regexp {
+	return regexp.MustCompile(`^([0-9a-f]{40}|[0-9a-f]{64}) ([0-9a-f]{40}|[0-9a-f]{64}) [^\x00-\x1f\x7f<>]*<[^\x00-\x1f\x7f<>]*> [0-9]{1,19} [+-][0-9]{4}\t[^\x00-\x08\x0a-\x1f\x7f]*$`)
+})
+
+// isHex says whether s has only hexadecimal digits; with upper, capital ones too.
+func isHex(s string, upper bool) bool {
+	digits := "0123456789abcdef"
+	if upper {
+		digits += "ABCDEF"
+	}
+	return strings.Trim(s, digits) == ""
+}
+
+// isObjectID says whether s is a whole id of an object, SHA-1 or SHA-256.
+func isObjectID(s string) bool { return (len(s) == 40 || len(s) == 64) && isHex(s, false) }
 
 // privateHead reads the session's HEAD, as text: "ref: NAME" with a name that Git would make, or an id.
 func (v *View) privateHead() (head string, err error) {
@@ -46,7 +59,7 @@ func (v *View) privateHead() (head string, err error) {
 			return "", fmt.Errorf("the session's HEAD: %w (git symbolic-ref HEAD refs/heads/… in the session makes it again)", err)
 		}
 		return head, nil
-	case objectID.MatchString(head):
+	case isObjectID(head):
 		return head, nil
 	default:
 		return "", errors.New("the session's HEAD is neither a commit nor the name of a ref (git symbolic-ref HEAD refs/heads/… in the session makes it again)")
@@ -370,7 +383,7 @@ func parseLogLine(line string) (logLine, bool) {
 	if !whole || len(text) > mostLogLine {
 		return logLine{}, false
 	}
-	m := logEntry.FindStringSubmatch(text)
+	m := logEntry().FindStringSubmatch(text)
 	if m == nil || isZero(m[1]) && isZero(m[2]) {
 		return logLine{}, false
 	}

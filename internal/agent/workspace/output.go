@@ -59,6 +59,33 @@ func KeepOutput(worktree string, owner Owner, name string, src io.Reader, size, 
 	return nil
 }
 
+// RemoveOutput removes the file at OutputPath, if there is one, as the owner and through no link.
+func RemoveOutput(worktree string, owner Owner, name string) error {
+	w, err := hostfs.OpenDir("the worktree", worktree)
+	if err != nil {
+		return err
+	}
+	defer w.Close()
+	err = hostfs.AsOwner(owner, func() error {
+		fd, err := hostfs.Beneath(w, filepath.Join(ScratchName, outputName), unix.O_RDONLY|unix.O_DIRECTORY, 0)
+		if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENOTDIR) || errors.Is(err, unix.ELOOP) {
+			return nil // no folder, or what a command made instead of it
+		}
+		if err != nil {
+			return fmt.Errorf("openat2: %w", err)
+		}
+		defer unix.Close(fd)
+		if err := unix.Unlinkat(fd, name, 0); err != nil && !errors.Is(err, unix.ENOENT) {
+			return fmt.Errorf("unlinkat: %w", err)
+		}
+		return nil
+	})
+	if err != nil {
+		return fmt.Errorf("removing the output %s: %w", OutputPath(worktree, name), err)
+	}
+	return nil
+}
+
 // outputFolder opens the folder of outputs. One with more names than can be looked at is set aside.
 func outputFolder(w *os.File) (*os.File, error) {
 	scratch, err := makeFolder(w, ScratchName)

@@ -37,6 +37,29 @@ func TestAnOutputIsTheOwnersFileAndGitDoesNotSeeIt(t *testing.T) {
 	require.Empty(t, testkit.GitAs(t, uid, wt, "status", "--porcelain"))
 }
 
+func TestAnOutputIsRemovedAndNothingElseIs(t *testing.T) {
+	repo, dir := setUp(t)
+	wt := testkit.Worktree(t, uid, repo, "b")
+	require.NoError(t, RemoveOutput(wt, theOwner, "e.stdout"), "there is no folder yet")
+	keep(t, wt, "e.stdout", "whole")
+	keep(t, wt, "other.stdout", "whole")
+	require.NoError(t, RemoveOutput(wt, theOwner, "e.stdout"))
+	require.NoError(t, RemoveOutput(wt, theOwner, "e.stdout"), "and again")
+	require.NoFileExists(t, OutputPath(wt, "e.stdout"))
+	require.FileExists(t, OutputPath(wt, "other.stdout"))
+
+	outside := filepath.Join(dir, "outside")
+	require.NoError(t, os.Mkdir(outside, 0o777))
+	require.NoError(t, os.Chmod(outside, 0o777))
+	victim := filepath.Join(outside, "e.stdout")
+	require.NoError(t, os.WriteFile(victim, nil, 0o666))
+	require.NoError(t, os.RemoveAll(filepath.Dir(OutputPath(wt, "x"))))
+	require.NoError(t, os.Symlink(outside, filepath.Dir(OutputPath(wt, "x"))))
+	require.FileExists(t, OutputPath(wt, "e.stdout"), "the control case: by path it is reached")
+	require.NoError(t, RemoveOutput(wt, theOwner, "e.stdout"))
+	require.FileExists(t, victim, "a link is not followed")
+}
+
 // The agent is root outside; what a command left on the way must not make it write anywhere else.
 func TestP12NothingThatACommandLeavesTurnsAnOutputElsewhere(t *testing.T) {
 	repo, dir := setUp(t)

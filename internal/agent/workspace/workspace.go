@@ -79,7 +79,8 @@ func Open(ctx context.Context, w Wanted) (Workspace, error) {
 		base.Kept = BaseGit(ctx, w.Repository, common, owner)
 		defer base.Close()
 	}
-	if _, err := base.Run(ctx, "rev-parse", "--git-common-dir"); err != nil {
+	list, err := base.Run(ctx, "worktree", "list", "--porcelain", "-z")
+	if err != nil {
 		return Workspace{}, fmt.Errorf("%w: repository %s is not one that Git can read: %w", ErrRefused, w.Repository, err)
 	}
 	if on, err := base.Run(ctx, "config", "--type=bool", "--default=false", "--get", "extensions.worktreeConfig"); err != nil {
@@ -94,7 +95,7 @@ func Open(ctx context.Context, w Wanted) (Workspace, error) {
 	_, err = hostfs.StatDir("worktree", w.Worktree)
 	switch {
 	case errors.Is(err, os.ErrNotExist):
-		return create(ctx, base, both, ws, w)
+		return create(ctx, base, both, ws, w, parseWorktrees(list))
 	case err != nil:
 		return Workspace{}, err
 	}
@@ -279,13 +280,13 @@ func checkOwner(what, path string, o Owner, allowRoot bool) error {
 }
 
 // create makes the branch, if it is new, and the worktree. The worktree's folder is made first, by descriptor and for the
-// owner, so that Git, which runs as that owner, needs no right in the folder above.
-func create(ctx context.Context, base git, both *gitjail.Kept, ws Workspace, w Wanted) (Workspace, error) {
+// owner, so that Git, which runs as that owner, needs no right in the folder above. others are the repository's worktrees.
+func create(ctx context.Context, base git, both *gitjail.Kept, ws Workspace, w Wanted, others []listed) (Workspace, error) {
 	if w.Worktree == ws.CommonDir || strings.HasPrefix(w.Worktree, ws.CommonDir+"/") {
 		return Workspace{}, fmt.Errorf("%w: worktree %s would lie inside the repository's Git folder %s: name a path outside of it",
 			ErrRefused, w.Worktree, ws.CommonDir)
 	}
-	if err := checkBranch(ctx, base, w); err != nil {
+	if err := checkBranch(ctx, base, w, others); err != nil {
 		return Workspace{}, err
 	}
 	ws.Branch = w.Branch
@@ -315,7 +316,7 @@ func create(ctx context.Context, base git, both *gitjail.Kept, ws Workspace, w W
 }
 
 // checkBranch refuses a branch that can't be what the new worktree is on.
-func checkBranch(ctx context.Context, base git, w Wanted) error {
+func checkBranch(ctx context.Context, base git, w Wanted, others []listed) error {
 	if w.Branch == "" {
 		return fmt.Errorf("%w: worktree %s does not exist and no branch is named: name workspace.branch to have it created", ErrRefused, w.Worktree)
 	}
@@ -327,11 +328,7 @@ func checkBranch(ctx context.Context, base git, w Wanted) error {
 	} else if err != nil {
 		return fmt.Errorf("%w: %q is no valid branch name (git help check-ref-format)", ErrRefused, w.Branch)
 	}
-	list, err := base.Run(ctx, "worktree", "list", "--porcelain", "-z")
-	if err != nil {
-		return err
-	}
-	for _, x := range parseWorktrees(list) {
+	for _, x := range others {
 		if x.branch != w.Branch {
 			continue
 		}
@@ -351,24 +348,33 @@ func checkBranch(ctx context.Context, base git, w Wanted) error {
 // fails, in one step, so that Undo never takes a branch away that somebody else made.
 func makeBranch(ctx context.Context, base git, w Wanted) (start string, err error) {
 	ref := "refs/heads/" + w.Branch
-	if tip, err := base.Run(ctx, "rev-parse", "--verify", "--quiet", ref); err == nil {
-		return "", checkStart(ctx, base, w, strings.TrimSpace(tip))
-	} else if hung(err) {
-		return "", err
-	}
 	from := w.BaseRef
 	if from == "" {
 		from = "HEAD"
 	}
 	id, err := base.commit(ctx, from)
-	if err != nil {
+	if err == nil {
+		// The empty old value: the reference must not exist (git-update-ref(1)).
+		if _, err = base.Run(ctx, "update-ref", "-m", "branch: Created from "+from, ref, id, ""); err == nil {
+			return id, nil
+		}
+		err = fmt.Errorf("%w: creating branch %q in %s: %w%s", ErrRefused, w.Branch, w.Repository, err, lockRemedy(err))
+	}
+	if hung(err) {
 		return "", err
 	}
-	// The empty old value: the reference must not exist (git-update-ref(1)).
-	if _, err := base.Run(ctx, "update-ref", "-m", "branch: Created from "+from, ref, id, ""); err != nil {
-		return "", fmt.Errorf("%w: creating branch %q in %s: %w%s", ErrRefused, w.Branch, w.Repository, err, lockRemedy(err))
+	// It may be there already. That comes second: most often it isn't.
+	tip, tipErr := base.Run(ctx, "rev-parse", "--verify", "--quiet", ref)
+	switch {
+	case hung(tipErr):
+		return "", tipErr
+	case tipErr != nil || w.BaseRef != "" && id == "":
+		return "", err
+	case w.BaseRef != "" && id != strings.TrimSpace(tip):
+		return "", fmt.Errorf("%w: branch %q exists already in %s, and not at base_ref %q: leave base_ref empty to continue on it, or name another branch",
+			ErrRefused, w.Branch, w.Repository, w.BaseRef)
 	}
-	return id, nil
+	return "", nil
 }
 
 // lockRemedy is what to do where Git met another one's lock of files or of a reftable. Since 2.55 Git itself doesn't say.
@@ -377,19 +383,6 @@ func lockRemedy(err error) string {
 		return " (if no Git is at work there, one was killed: remove the .lock file that it left)"
 	}
 	return ""
-}
-
-// checkStart refuses a base_ref that a branch which exists is not at. That it is at it can be an earlier try's work.
-func checkStart(ctx context.Context, base git, w Wanted, tip string) error {
-	if w.BaseRef == "" {
-		return nil
-	}
-	id, err := base.commit(ctx, w.BaseRef)
-	if err == nil && id != tip {
-		err = fmt.Errorf("%w: branch %q exists already in %s, and not at base_ref %q: leave base_ref empty to continue on it, or name another branch",
-			ErrRefused, w.Branch, w.Repository, w.BaseRef)
-	}
-	return err
 }
 
 // commit is the id of the commit that a caller's name stands for.
