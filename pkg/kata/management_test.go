@@ -107,13 +107,19 @@ func TestAnswersOutsideTheContractAreErrors(t *testing.T) {
 		answer  http.HandlerFunc
 		message string
 	}{
-		"the Go shim's error":   {func(w http.ResponseWriter, _ *http.Request) { http.Error(w, "no sandbox", 500) }, `answers 500 Internal Server Error: "no sandbox`},
-		"no address":            {func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, "vsock://3:1024\n") }, "context id"},
-		"a remote VM":           {func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, "remote:///x:1024") }, "nothing is known of a VM"},
-		"a huge answer":         {func(w http.ResponseWriter, _ *http.Request) { _, _ = io.Copy(w, zeros{}) }, "answers more than"},
-		"a redirection":         {func(w http.ResponseWriter, r *http.Request) { http.Redirect(w, r, "http://127.0.0.1:1/", 302) }, "answers 302"},
-		"one to the same place": {func(w http.ResponseWriter, r *http.Request) { http.Redirect(w, r, "/agent-url", 307) }, "answers 307"},
-		"no content":            {func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(204) }, "answers 204"},
+		"the Go shim's error": {func(w http.ResponseWriter, _ *http.Request) {
+			http.Error(w, "no sandbox", http.StatusInternalServerError)
+		}, `answers 500 Internal Server Error: "no sandbox`},
+		"no address":    {func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, "vsock://3:1024\n") }, "context id"},
+		"a remote VM":   {func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, "remote:///x:1024") }, "nothing is known of a VM"},
+		"a huge answer": {func(w http.ResponseWriter, _ *http.Request) { _, _ = io.Copy(w, zeros{}) }, "answers more than"},
+		"a redirection": {func(w http.ResponseWriter, r *http.Request) {
+			http.Redirect(w, r, "http://127.0.0.1:1/", http.StatusFound)
+		}, "answers 302"},
+		"one to the same place": {func(w http.ResponseWriter, r *http.Request) {
+			http.Redirect(w, r, "/agent-url", http.StatusTemporaryRedirect)
+		}, "answers 307"},
+		"no content": {func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusNoContent) }, "answers 204"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s, path := client(t)
