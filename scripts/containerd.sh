@@ -3,7 +3,9 @@
 # containerd with its shim and ctr, runc, the CNI plugins, gVisor. Once for each version (about 7 minutes on two cores
 # for all of them); with everything in the cache it does nothing, and needs no network.
 #
-#   scripts/containerd.sh [containerd|runc|cni|gvisor]...      (no argument: all) prints one folder for each
+#   scripts/containerd.sh [-n] [containerd|runc|cni|gvisor]...      (no part: all) prints one folder for each
+#
+# -n builds nothing: it fails where something is missing.
 set -euo pipefail
 cache=${XDG_CACHE_HOME:-$HOME/.cache}/sandbox-agent/runtimes
 export GOTOOLCHAIN=local GOFLAGS=-buildvcs=false
@@ -55,6 +57,11 @@ build_gvisor() {
   rm -rf "$1/source"
 }
 
+dry=
+if [ "${1:-}" = -n ]; then
+  dry=1
+  shift
+fi
 [ $# -gt 0 ] || set -- containerd runc cni gvisor
 for part in "$@"; do
   case $part in
@@ -66,6 +73,10 @@ for part in "$@"; do
   esac
   folder=$cache/$part-${!part}
   if [ ! -e "$folder" ]; then
+    if [ "$dry" ]; then
+      printf '%s %s is not built: scripts/containerd.sh %s\n' "$part" "${!part}" "$part" >&2
+      exit 1
+    fi
     printf 'building %s %s (once)\n' "$part" "${!part}" >&2
     mkdir -p "$cache"
     # Outside of any module, so that this project's go.mod has no say; moved when it is whole, so that one that was cut

@@ -77,13 +77,14 @@ func deviceList() []*devices.Device {
 func smallFileSystems(spec runtime.Spec) []*configs.Mount {
 	const plain = unix.MS_NOSUID | unix.MS_NODEV
 	owner := fmt.Sprintf(",uid=%d,gid=%d", spec.IDs.CommandUID, spec.IDs.CommandGID)
+	shm, tmp, home := hostkernel.SmallFileSystems(spec.Resources)
 	return []*configs.Mount{
 		{Source: "proc", Destination: "/proc", Device: "proc", Flags: plain | unix.MS_NOEXEC},
 		// Read-only once everything is in it.
 		{Source: "tmpfs", Destination: "/dev", Device: "tmpfs", Flags: plain | unix.MS_NOEXEC | unix.MS_STRICTATIME | unix.MS_RDONLY, Data: "mode=755,size=64k,nr_inodes=64"},
 		{Source: "devpts", Destination: "/dev/pts", Device: "devpts", Flags: unix.MS_NOSUID | unix.MS_NOEXEC, Data: "newinstance,ptmxmode=0666,mode=0620,max=64"},
-		{Source: "shm", Destination: "/dev/shm", Device: "tmpfs", Flags: plain | unix.MS_NOEXEC, Data: hostkernel.TmpfsData(hostkernel.OrDefault(spec.Resources.ShmBytes, hostkernel.DefaultShmBytes), "1777")},
-		{Source: "tmpfs", Destination: "/tmp", Device: "tmpfs", Flags: plain, Data: hostkernel.TmpfsData(hostkernel.OrDefault(spec.Resources.TmpBytes, hostkernel.DefaultTmpBytes), "1777")},
-		{Source: "tmpfs", Destination: runtime.HomePath, Device: "tmpfs", Flags: plain, Data: hostkernel.TmpfsData(hostkernel.OrDefault(spec.Resources.HomeBytes, hostkernel.DefaultHomeBytes), "0700") + owner},
+		{Source: "shm", Destination: "/dev/shm", Device: "tmpfs", Flags: plain | unix.MS_NOEXEC, Data: shm},
+		{Source: "tmpfs", Destination: "/tmp", Device: "tmpfs", Flags: plain, Data: tmp},
+		{Source: "tmpfs", Destination: runtime.HomePath, Device: "tmpfs", Flags: plain, Data: home + owner},
 	}
 }

@@ -423,26 +423,9 @@ func (r *Runtime) adopt(process *libcontainer.Process, rec hostkernel.Record, vi
 
 // Load finds a sandbox that an earlier agent started; see runtime.Runtime.
 func (r *Runtime) Load(_ context.Context, id runtime.Identity) (runtime.Sandbox, error) {
-	if err := hostkernel.CheckSandboxID(id.SandboxID); err != nil {
-		return nil, err
-	}
-	rec, err := r.records().Read(id.SandboxID)
-	if errors.Is(err, os.ErrNotExist) {
-		return nil, fmt.Errorf("loading sandbox %s: %w", id.SandboxID, runtime.ErrNotFound)
-	}
+	rec, err := r.records().Loaded(id)
 	if err != nil {
 		return nil, err
-	}
-	if id.Pid != 0 && (id.Pid != rec.Identity.Pid || id.StartTime != rec.Identity.StartTime || id.BootID != rec.Identity.BootID) {
-		return nil, fmt.Errorf("loading sandbox %s: the container that was recorded (pid %d, start time %d, boot %s) is not the one of this id (pid %d, start time %d, boot %s)",
-			id.SandboxID, id.Pid, id.StartTime, id.BootID, rec.Identity.Pid, rec.Identity.StartTime, rec.Identity.BootID)
-	}
-	boot, err := hostkernel.BootID()
-	if err != nil {
-		return nil, err
-	}
-	if rec.Identity.Pid == 0 || rec.Identity.BootID != boot {
-		return nil, fmt.Errorf("loading sandbox %s: %w: it did not finish starting, or the node was rebooted", id.SandboxID, runtime.ErrNotFound)
 	}
 	view, err := rec.ViewOf()
 	if err != nil {

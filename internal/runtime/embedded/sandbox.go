@@ -7,7 +7,6 @@ import (
 	"net"
 	"os"
 	"path/filepath"
-	"slices"
 
 	"google.golang.org/protobuf/proto"
 
@@ -158,37 +157,7 @@ func (r *Runtime) remains(id runtime.Identity) (hostkernel.Record, error) {
 	if err != nil {
 		rec = hostkernel.Record{Identity: id}
 	}
-	if id.Pid != 0 {
-		dirs := rec.Identity.Cgroups
-		rec.Identity = id
-		rec.Identity.Cgroups = append(append([]string(nil), id.Cgroups...), dirs...)
-	}
-	if rec.Identity.Dir == "" {
-		rec.Identity.Dir = id.Dir
-	}
-	rec.Cgroup = r.cgroup(id.SandboxID)
-	all, err := hostkernel.Hierarchies()
-	if err != nil {
-		return rec, err
-	}
-	if len(all) == 0 {
-		return rec, fmt.Errorf("%w: no cgroup hierarchy is mounted, so nothing can be seen of sandbox %s", runtime.ErrNoEvidence, id.SandboxID)
-	}
-	// Also where an earlier agent, with another cgroup parent, has put it. Nothing but a cgroup of this very id.
-	rec.Identity.Cgroups = slices.DeleteFunc(unique(append(rec.Identity.Cgroups, hostkernel.TreeOf(all, rec.Cgroup).Dirs...)),
-		func(dir string) bool { return filepath.Base(dir) != id.SandboxID })
-	rec.Identity.Runtime, rec.Identity.ContainerID = r.opts.Name, id.SandboxID
-	return rec, nil
-}
-
-func unique(list []string) []string {
-	var out []string
-	for _, s := range list {
-		if !slices.Contains(out, s) {
-			out = append(out, s)
-		}
-	}
-	return out
+	return rec, rec.Complete(id, r.opts.Name, r.cgroup(id.SandboxID))
 }
 
 // endLoaded ends the init of a sandbox that nobody watches.

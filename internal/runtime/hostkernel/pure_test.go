@@ -205,3 +205,10 @@ func TestLimitsAreOnlyLoweredAndTheOomScoreOnlyRaised(t *testing.T) {
 	require.Nil(t, OomScoreAdj(300))
 	require.Equal(t, 0, *OomScoreAdj(-500))
 }
+
+func TestFileSystemsInMemoryAreBoundedInBytesAndInodes(t *testing.T) {
+	shm, tmp, home := SmallFileSystems(runtime.Resources{TmpBytes: 1 << 20, HomeBytes: 1})
+	require.Equal(t, "mode=1777,size=67108864,nr_inodes=16384", shm)
+	require.Equal(t, "mode=1777,size=1048576,nr_inodes=256", tmp)
+	require.Equal(t, "mode=0700,size=1,nr_inodes=16", home)
+}

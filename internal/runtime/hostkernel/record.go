@@ -148,3 +148,66 @@ func parseStat(stat string) (startTime uint64, state byte, err error) {
 	}
 	return startTime, f[0][0], nil
 }
+
+// Loaded gives the record of a sandbox that runs as far as the record tells, and is the one that the caller has recorded.
+// ErrNotFound: there is none, or its init can't be running any more.
+func (r Records) Loaded(id runtime.Identity) (Record, error) {
+	if err := CheckSandboxID(id.SandboxID); err != nil {
+		return Record{}, err
+	}
+	rec, err := r.Read(id.SandboxID)
+	if errors.Is(err, os.ErrNotExist) {
+		return Record{}, fmt.Errorf("loading sandbox %s: %w", id.SandboxID, runtime.ErrNotFound)
+	}
+	if err != nil {
+		return Record{}, err
+	}
+	if id.Pid != 0 && (id.Pid != rec.Identity.Pid || id.StartTime != rec.Identity.StartTime || id.BootID != rec.Identity.BootID) {
+		return Record{}, fmt.Errorf("loading sandbox %s: the container that was recorded (pid %d, start time %d, boot %s) is not the one of this id (pid %d, start time %d, boot %s)",
+			id.SandboxID, id.Pid, id.StartTime, id.BootID, rec.Identity.Pid, rec.Identity.StartTime, rec.Identity.BootID)
+	}
+	boot, err := BootID()
+	if err != nil {
+		return Record{}, err
+	}
+	if rec.Identity.Pid == 0 || rec.Identity.BootID != boot {
+		return Record{}, fmt.Errorf("loading sandbox %s: %w: it did not finish starting, or the node was rebooted", id.SandboxID, runtime.ErrNotFound)
+	}
+	return rec, nil
+}
+
+// Complete adds to a runtime's record, which may be empty, what the caller has recorded of the sandbox, and where it may be
+// in the cgroups of today. name is the runtime's, cgroup where it puts this sandbox.
+func (rec *Record) Complete(id runtime.Identity, name, cgroup string) error {
+	if id.Pid != 0 {
+		dirs := rec.Identity.Cgroups
+		rec.Identity = id
+		rec.Identity.Cgroups = append(append([]string(nil), id.Cgroups...), dirs...)
+	}
+	if rec.Identity.Dir == "" {
+		rec.Identity.Dir = id.Dir
+	}
+	rec.Cgroup = cgroup
+	all, err := Hierarchies()
+	if err != nil {
+		return err
+	}
+	if len(all) == 0 {
+		return fmt.Errorf("%w: no cgroup hierarchy is mounted, so nothing can be seen of sandbox %s", runtime.ErrNoEvidence, id.SandboxID)
+	}
+	// Also where an earlier agent, with another cgroup parent, has put it. Nothing but a cgroup of this very id.
+	rec.Identity.Cgroups = slices.DeleteFunc(unique(append(rec.Identity.Cgroups, TreeOf(all, cgroup).Dirs...)),
+		func(dir string) bool { return filepath.Base(dir) != id.SandboxID })
+	rec.Identity.Runtime, rec.Identity.ContainerID = name, id.SandboxID
+	return nil
+}
+
+func unique(list []string) []string {
+	var out []string
+	for _, s := range list {
+		if !slices.Contains(out, s) {
+			out = append(out, s)
+		}
+	}
+	return out
+}

@@ -60,22 +60,29 @@ func IDMap(base, size, id, own uint32) []specs.LinuxIDMapping {
 
 // Defaults for the small file systems where the caller sets no limit; bytes.
 const (
-	DefaultTmpBytes  = 1 << 30
-	DefaultHomeBytes = 1 << 30
-	DefaultShmBytes  = 64 << 20
+	defaultTmpBytes  = 1 << 30
+	defaultHomeBytes = 1 << 30
+	defaultShmBytes  = 64 << 20
 )
 
 // bytesPerInode decides how many files a tmpfs may have: one for every 4 KiB, a page, which is the least that a file
 // with content takes.
 const bytesPerInode = 4096
 
-// TmpfsData bounds both bytes and inodes (tmpfs(5)): a million empty files would otherwise be free.
-func TmpfsData(bytes int64, mode string) string {
+// tmpfsData bounds both bytes and inodes (tmpfs(5)): a million empty files would otherwise be free.
+func tmpfsData(bytes int64, mode string) string {
 	return fmt.Sprintf("mode=%s,size=%d,nr_inodes=%d", mode, bytes, max(bytes/bytesPerInode, 16))
 }
 
-// OrDefault is v, or def where v is no limit.
-func OrDefault(v, def int64) int64 {
+// SmallFileSystems are the options of the file systems in memory (tmpfs(5)): /dev/shm, /tmp, and HOME, which is to be the
+// command's.
+func SmallFileSystems(r runtime.Resources) (shm, tmp, home string) {
+	return tmpfsData(orDefault(r.ShmBytes, defaultShmBytes), "1777"), tmpfsData(orDefault(r.TmpBytes, defaultTmpBytes), "1777"),
+		tmpfsData(orDefault(r.HomeBytes, defaultHomeBytes), "0700")
+}
+
+// orDefault is v, or def where v is no limit.
+func orDefault(v, def int64) int64 {
 	if v > 0 {
 		return v
 	}

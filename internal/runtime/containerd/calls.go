@@ -1,0 +1,145 @@
+package containerd
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"strconv"
+	"time"
+
+	tasks "github.com/containerd/containerd/api/services/tasks/v1"
+	runcoptions "github.com/containerd/containerd/api/types/runc/options"
+	"github.com/containerd/containerd/v2/core/containers"
+	"github.com/containerd/errdefs"
+	"github.com/containerd/errdefs/pkg/errgrpc"
+	"github.com/containerd/typeurl/v2"
+	"github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
+
+	"github.com/sandbox-agent/sandbox-agent/internal/runtime"
+)
+
+// Labels of a container. State tells the sandboxes of one agent from those of another one on the same containerd.
+const (
+	labelSandbox    = "sandbox-agent/sandbox"
+	labelSession    = "sandbox-agent/session"
+	labelGeneration = "sandbox-agent/generation"
+	labelRuntime    = "sandbox-agent/runtime"
+	labelState      = "sandbox-agent/state"
+)
+
+// call bounds one call of containerd.
+func (r *Runtime) call(ctx context.Context) (context.Context, context.CancelFunc) {
+	return context.WithTimeout(ctx, r.opts.CallTime)
+}
+
+// failed says what was being done, and whether containerd did not answer: then the error wraps runtime.ErrUnreachable.
+func (r *Runtime) failed(doing string, err error) error {
+	err = errgrpc.ToNative(err)
+	if errdefs.IsUnavailable(err) || errdefs.IsDeadlineExceeded(err) || errors.Is(err, context.DeadlineExceeded) || errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("%s: %w: does containerd run, and is %s its socket (containerd.address)? %w", doing, runtime.ErrUnreachable, r.opts.Address, err)
+	}
+	return fmt.Errorf("%s: %w", doing, err)
+}
+
+// missing says whether containerd knows nothing of what it was asked for.
+func missing(err error) bool { return errdefs.IsNotFound(errgrpc.ToNative(err)) }
+
+// createContainer records a container in containerd. Nothing runs.
+func (r *Runtime) createContainer(ctx context.Context, spec runtime.Spec, oci *specs.Spec) error {
+	ctx, cancel := r.call(ctx)
+	defer cancel()
+	ociAny, err := typeurl.MarshalAnyToProto(oci)
+	if err != nil {
+		return fmt.Errorf("writing the container's spec: %w", err)
+	}
+	c := containers.Container{
+		ID: spec.SandboxID, Spec: ociAny, Runtime: containers.RuntimeInfo{Name: r.opts.Handler},
+		Labels: map[string]string{
+			labelSandbox: spec.SandboxID, labelSession: spec.SessionID, labelGeneration: strconv.FormatUint(spec.Generation, 10),
+			labelRuntime: r.opts.Name, labelState: r.opts.StateDir,
+		},
+	}
+	if r.opts.Binary != "" {
+		if c.Runtime.Options, err = typeurl.MarshalAnyToProto(&runcoptions.Options{BinaryName: r.opts.Binary}); err != nil {
+			return fmt.Errorf("writing the shim's options: %w", err)
+		}
+	}
+	if _, err := r.client.ContainerService().Create(ctx, c); err != nil {
+		return r.failed("making the container", err)
+	}
+	return nil
+}
+
+// createTask has the shim create the container: when it returns, its init waits to be started. Its standard streams lead
+// nowhere, so nobody has to read them.
+func (r *Runtime) createTask(ctx context.Context, id string) (pid int, err error) {
+	ctx, cancel := r.call(ctx)
+	defer cancel()
+	req := &tasks.CreateTaskRequest{ContainerID: id}
+	res, err := r.client.TaskService().Create(ctx, req)
+	if err != nil {
+		return 0, r.failed("creating the container", err)
+	}
+	return int(res.GetPid()), nil
+}
+
+func (r *Runtime) startTask(ctx context.Context, id string) error {
+	ctx, cancel := r.call(ctx)
+	defer cancel()
+	if _, err := r.client.TaskService().Start(ctx, &tasks.StartRequest{ContainerID: id}); err != nil {
+		return r.failed("starting the container", err)
+	}
+	return nil
+}
+
+// endTask kills what runs, waits until containerd reports its exit, and deletes the task. It says when that exit was, and
+// answers with a zero time when containerd knows of no task.
+func (r *Runtime) endTask(ctx context.Context, id string) (exitedAt time.Time, err error) {
+	ctx, cancel := r.call(ctx)
+	defer cancel()
+	service := r.client.TaskService()
+	if _, err := service.Get(ctx, &tasks.GetRequest{ContainerID: id}); missing(err) {
+		return time.Time{}, nil
+	} else if err != nil {
+		return time.Time{}, r.failed("asking for the container's state", err)
+	}
+	// That it has ended already is no error, but that is told by the wait.
+	_, killErr := service.Kill(ctx, &tasks.KillRequest{ContainerID: id, Signal: uint32(unix.SIGKILL), All: true})
+	res, err := service.Wait(ctx, &tasks.WaitRequest{ContainerID: id})
+	switch {
+	case missing(err):
+		return time.Time{}, nil
+	case err != nil:
+		return time.Time{}, r.failed("waiting for the exit of the container", errors.Join(err, killErr))
+	}
+	if _, err := service.Delete(ctx, &tasks.DeleteTaskRequest{ContainerID: id}); err != nil && !missing(err) {
+		return time.Time{}, r.failed("deleting the container's task", err)
+	}
+	return res.GetExitedAt().AsTime(), nil
+}
+
+func (r *Runtime) deleteContainer(ctx context.Context, id string) error {
+	ctx, cancel := r.call(ctx)
+	defer cancel()
+	if err := r.client.ContainerService().Delete(ctx, id); err != nil && !missing(err) {
+		return r.failed("deleting the container", err)
+	}
+	return nil
+}
+
+// listContainers names this runtime's containers in containerd.
+func (r *Runtime) listContainers(ctx context.Context) ([]string, error) {
+	ctx, cancel := r.call(ctx)
+	defer cancel()
+	cs, err := r.client.ContainerService().List(ctx, fmt.Sprintf("labels.%q==%q,labels.%q==%q", labelState, r.opts.StateDir, labelRuntime, r.opts.Name))
+	if err != nil {
+		return nil, r.failed("listing sandboxes", err)
+	}
+	var ids []string
+	for _, c := range cs {
+		ids = append(ids, c.ID)
+	}
+	return ids, nil
+}

@@ -1,0 +1,200 @@
+package containerd
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"github.com/containerd/containerd/v2/client"
+
+	"github.com/sandbox-agent/sandbox-agent/internal/runtime"
+	"github.com/sandbox-agent/sandbox-agent/internal/runtime/hostkernel"
+)
+
+// The names that configuration and records call the runtimes by.
+const (
+	Runc   = "runc"
+	GVisor = "gvisor"
+)
+
+// Transport is how the agent reaches receiptd.
+type Transport string
+
+// The transports.
+const (
+	// Socket is a unix socket in a folder that sandbox and node share: it takes a shared kernel.
+	Socket Transport = "socket"
+	// Attach is the standard streams of a process that containerd starts in the container.
+	Attach Transport = "attach"
+)
+
+// Options configure the runtime.
+type Options struct {
+	// Name is Runc or GVisor: what the sandboxes are made for, and what they promise.
+	Name string
+	// Handler is containerd's name of the shim, "io.containerd.runc.v2" and so on; empty: the usual one.
+	Handler string
+	// Binary is the program that the shim starts; empty: what the shim finds in containerd's PATH.
+	Binary string
+	// Address is containerd's socket, Namespace the namespace in it that is this project's alone.
+	Address, Namespace string
+	// Snapshotter keeps the root file systems of images; empty: containerd's default.
+	Snapshotter string
+	// StateDir is an existing folder for the runtime's own records, of this Name alone.
+	StateDir string
+	// CgroupParent is the cgroup below which sandboxes live in every hierarchy; "/sandbox-agent" by default.
+	CgroupParent string
+	// Transport is the way to receiptd; empty: Socket for runc, Attach for the others.
+	Transport Transport
+	// CallTime bounds one call of containerd; 20 s by default.
+	CallTime time.Duration
+	Log      *slog.Logger
+}
+
+// Runtime hosts sandboxes in containerd.
+type Runtime struct {
+	opts   Options
+	log    *slog.Logger
+	client *client.Client
+}
+
+var _ runtime.Runtime = (*Runtime)(nil)
+
+// New makes the runtime. It reaches for nothing: containerd may be down, and come later.
+func New(opts Options) (*Runtime, error) {
+	if err := complete(&opts); err != nil {
+		return nil, fmt.Errorf("containerd runtime %q: %w", opts.Name, err)
+	}
+	r := &Runtime{opts: opts, log: opts.Log}
+	if err := os.Mkdir(string(r.records()), 0o711); err != nil && !errors.Is(err, os.ErrExist) {
+		return nil, fmt.Errorf("containerd runtime %q: making its state folder: %w", opts.Name, err)
+	}
+	var err error
+	// The timeout is also the longest that a new try of a lost connection waits.
+	if r.client, err = client.New(opts.Address, client.WithDefaultNamespace(opts.Namespace), client.WithTimeout(time.Second)); err != nil {
+		return nil, fmt.Errorf("containerd runtime %q: %w", opts.Name, err)
+	}
+	return r, nil
+}
+
+// complete fills in the defaults and refuses what can't be.
+func complete(o *Options) error {
+	handlers := map[string]string{Runc: "io.containerd.runc.v2", GVisor: "io.containerd.runsc.v1"}
+	usual, known := handlers[o.Name]
+	if !known {
+		return fmt.Errorf("the name is neither %q nor %q", Runc, GVisor)
+	}
+	for _, d := range []struct {
+		value   *string
+		usually string
+	}{
+		{&o.Handler, usual}, {&o.Address, "/run/containerd/containerd.sock"}, {&o.Namespace, "sandbox-agent"}, {&o.CgroupParent, "/sandbox-agent"},
+	} {
+		if *d.value == "" {
+			*d.value = d.usually
+		}
+	}
+	if o.Transport == "" {
+		o.Transport = Attach
+		if o.Name == Runc {
+			o.Transport = Socket
+		}
+	}
+	if o.Transport == Socket && o.Name != Runc {
+		return errors.New("the transport \"socket\" takes a shared kernel, which only runc has: use \"attach\"")
+	}
+	if o.CallTime <= 0 {
+		o.CallTime = 20 * time.Second
+	}
+	if o.Log == nil {
+		o.Log = slog.New(slog.DiscardHandler)
+	}
+	if !filepath.IsAbs(o.StateDir) {
+		return fmt.Errorf("the state folder %q is not an absolute path", o.StateDir)
+	}
+	if !filepath.IsAbs(o.CgroupParent) || filepath.Clean(o.CgroupParent) != o.CgroupParent || o.CgroupParent == "/" {
+		return fmt.Errorf("the cgroup parent %q is not a clean absolute path below the root", o.CgroupParent)
+	}
+	return nil
+}
+
+// Name answers what Options say.
+func (r *Runtime) Name() string { return r.opts.Name }
+
+// Isolation is the node's kernel for runc, and another one for gVisor.
+func (r *Runtime) Isolation() runtime.Isolation {
+	if r.opts.Name == GVisor {
+		return runtime.SeparateKernel
+	}
+	return runtime.Namespaces
+}
+
+// sharesKernel says whether what works on the node's kernel (mounts by descriptor, cgroups of each command, unix sockets)
+// works for the sandbox.
+func (r *Runtime) sharesKernel() bool { return r.opts.Name == Runc }
+
+// Concessions are what gVisor can't keep by its nature; none for runc.
+func (r *Runtime) Concessions() []runtime.Concession {
+	return nil
+}
+
+// TakesRootfs refuses images; see runtime.Runtime.
+func (r *Runtime) TakesRootfs(kind runtime.RootfsKind) error { return hostkernel.TakesRootfs(kind) }
+
+func (r *Runtime) records() hostkernel.Records {
+	return hostkernel.Records(filepath.Join(r.opts.StateDir, "records"))
+}
+
+func (r *Runtime) cgroup(id string) string { return r.opts.CgroupParent + "/" + id }
+
+// Reachable asks containerd for its version.
+func (r *Runtime) Reachable(ctx context.Context) error {
+	ctx, cancel := r.call(ctx)
+	defer cancel()
+	if _, err := r.client.Version(ctx); err != nil {
+		return r.failed("asking containerd for its version", err)
+	}
+	return nil
+}
+
+// Check says whether this node, and its containerd, can host sandboxes; see runtime.Runtime.
+func (r *Runtime) Check(ctx context.Context) error {
+	if err := hostkernel.Check(); err != nil {
+		return err
+	}
+	return r.Reachable(ctx)
+}
+
+// Load finds a sandbox that an earlier agent started; see runtime.Runtime. What tells is the recorded init, whatever
+// containerd says: it may be down, and then the sandbox goes on all the same.
+func (r *Runtime) Load(_ context.Context, id runtime.Identity) (runtime.Sandbox, error) {
+	rec, err := r.records().Loaded(id)
+	if err != nil {
+		return nil, err
+	}
+	view, err := rec.ViewOf()
+	if err != nil {
+		return nil, err
+	}
+	return r.watch(rec, view)
+}
+
+// List names the sandboxes of which there is anything, in the records or in containerd; see runtime.Runtime.
+func (r *Runtime) List(ctx context.Context) ([]string, error) {
+	ids, err := r.records().List()
+	if err != nil {
+		return nil, err
+	}
+	theirs, err := r.listContainers(ctx)
+	if err != nil {
+		return nil, err
+	}
+	ids = append(ids, theirs...)
+	slices.Sort(ids)
+	return slices.Compact(ids), nil
+}
