@@ -410,6 +410,18 @@ func (s *sandbox) processes(name string) (pids []int) {
 	return pids
 }
 
+// dead says whether a process has ended with all its threads, reaped or not. Of a PID namespace's first process that means
+// that all the others of it have: its last thread, which need not be the first, waits for them.
+func dead(pid int) bool {
+	tasks, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", pid))
+	if err != nil || len(tasks) > 1 {
+		return err != nil
+	}
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	_, after, _ := strings.Cut(string(stat), ") ")
+	return err != nil || strings.HasPrefix(after, "Z") || strings.HasPrefix(after, "X")
+}
+
 // waiting gives the one pid1 that waits for a command, and its launcher.
 func (s *sandbox) waiting() (pid1, launcher int) {
 	s.t.Helper()
@@ -422,11 +434,14 @@ func (s *sandbox) waiting() (pid1, launcher int) {
 func TestP6APid1ThatIsKilledWhileItWaitsCostsNoCommand(t *testing.T) {
 	s := startSandbox(t)
 	for n := range 5 { // one that waits, or one that is just being made
-		for _, pid := range s.processes("pid1-launcher") {
-			_ = unix.Kill(pid, unix.SIGSTOP) // it is not to be faster than the kill
-		}
-		for _, pid := range s.processes("pid1") {
+		killed := s.processes("pid1")
+		for _, pid := range killed {
 			_ = unix.Kill(pid, unix.SIGKILL)
+		}
+		// A killed pid1 takes its launcher with it only once it has been on a processor again: until then the launcher could
+		// take the command and begin it.
+		for _, pid := range killed {
+			require.Eventually(t, func() bool { return dead(pid) }, 10*time.Second, time.Millisecond)
 		}
 		id := fmt.Sprintf("e%d", n)
 		o := s.exec(s.request(id, "echo ran"))
