@@ -100,8 +100,9 @@ func (s *session) withdraw(e *execution, why string) {
 	s.finish(e, r, nil)
 }
 
-// cancelRunning ends the command that runs now. What comes of it is seen from its receipt.
-func (s *session) cancelRunning() {
+// cancelRunning ends the command that runs now, because of something else than a call of CancelExec: a clause. What comes
+// of it is seen from its receipt.
+func (s *session) cancelRunning(because string) {
 	s.mu.Lock()
 	e := s.running
 	s.mu.Unlock()
@@ -115,6 +116,9 @@ func (s *session) cancelRunning() {
 	}
 	s.mu.Lock()
 	effects, err := s.cancelled(e)
+	if err == nil && effects.Cancel {
+		e.because = because
+	}
 	s.mu.Unlock()
 	if err == nil && effects.Cancel {
 		s.endCommand(e)

@@ -69,6 +69,16 @@ func (a *Agent) DrainNode(ctx context.Context, r *sandboxv1.DrainNodeRequest) ([
 	return out, nil
 }
 
+// whyGone is why the session has no sandbox any more: of one whose command this drain has ended, the record says so.
+func (s *session) whyGone() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.rec.Reason == "" {
+		return "Its sandbox was gone already."
+	}
+	return sentence(s.rec.Reason)
+}
+
 // drain stops the session's sandbox once no command runs, or when over ends, the command.
 func (s *session) drain(over context.Context) *sandboxv1.DrainedSession {
 	var evidence *runtime.Evidence
@@ -86,7 +96,7 @@ func (s *session) drain(over context.Context) *sandboxv1.DrainedSession {
 			}
 		default:
 			if sb := s.sandboxRecord(); sb != nil {
-				evidence, reason = sb.Evidence, "Its sandbox was gone already."
+				evidence, reason = sb.Evidence, s.whyGone()
 			}
 		}
 		return err
@@ -97,7 +107,7 @@ func (s *session) drain(over context.Context) *sandboxv1.DrainedSession {
 	case <-over.Done():
 		defer s.haste.hurry()()
 		if !s.agent.isClosing() {
-			s.cancelRunning()
+			s.cancelRunning("the node is drained")
 		}
 		err = <-done
 	}

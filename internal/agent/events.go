@@ -228,13 +228,33 @@ func (s *session) refusedEvents(e *execution, err error) {
 	}
 }
 
+func (e *execution) boundaryEvent(p *proven) journal.Op {
+	b := e.event(events.ExecBoundary, string(p.predicate.Status))
+	b.At = p.predicate.EndedAt
+	return b.Op()
+}
+
+// tellBoundary tells that a command has ended before its sandbox is stopped, whose end is told in between; of others the
+// boundary is told with the outcome. The exec's record says that it is told, so that a restart doesn't tell it again.
+func (s *session) tellBoundary(e *execution, p *proven) {
+	if p == nil || e.boundaryTold {
+		return
+	}
+	err := s.agent.journal.Update(context.Background(), false, e.boundaryEvent(p),
+		journal.Set(execKey(s.id, e.intent.ExecID), encode(execRecord{Intent: e.intent, BoundaryTold: true})))
+	if err != nil {
+		s.log.Warn("boundary not among the events yet", "exec", e.intent.ExecID, "error", err)
+		return
+	}
+	e.boundaryTold = true
+	point("boundary.told")
+}
+
 // endedEvents go with the outcome.
 func (e *execution) endedEvents(p *proven, r *sandboxv1.ExecResult, h *gitview.Harvest) []journal.Op {
 	ops := e.requested()
-	if p != nil {
-		b := e.event(events.ExecBoundary, string(p.predicate.Status))
-		b.At = p.predicate.EndedAt
-		ops = append(ops, b.Op())
+	if p != nil && !e.boundaryTold {
+		ops = append(ops, e.boundaryEvent(p))
 	}
 	if h != nil {
 		ops = append(ops, e.session.conflictEvents(e.intent.ExecID, *h)...)

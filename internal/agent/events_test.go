@@ -14,6 +14,7 @@ import (
 
 	sandboxv1 "github.com/sandbox-agent/sandbox-agent/api/sandbox/v1"
 	"github.com/sandbox-agent/sandbox-agent/internal/agent/events"
+	"github.com/sandbox-agent/sandbox-agent/internal/agent/journal"
 	"github.com/sandbox-agent/sandbox-agent/internal/config"
 	"github.com/sandbox-agent/sandbox-agent/internal/testkit"
 )
@@ -101,6 +102,31 @@ func TestEveryStepOfASessionIsToldInItsOrder(t *testing.T) {
 	all := n.events("", "")
 	require.Equal(t, "agent.started", all[0].GetKind())
 	require.Len(t, all, len(list)+1)
+}
+
+// The end of the sandbox is told after that of the command with which it had to go, and each of them once, also when the
+// agent dies before it has recorded the answer.
+func TestTheBoundaryIsToldBeforeTheEndOfTheSandbox(t *testing.T) {
+	n := newNode(t)
+	done, _ := n.blocked(n.session("s"), "e1", "true")
+	r, err := n.cancel("s", "e1")
+	require.NoError(t, err)
+	require.Equal(t, sandboxv1.ExecResult_CANCELLED, r.GetStatus())
+	require.NoError(t, (<-done).err)
+	list := steps(n.events("s", ""))
+	want := []string{"exec.started e1", "exec.boundary e1", "sandbox.retired", "exec.result e1"}
+	require.Equal(t, want, list[len(list)-len(want):])
+
+	e := n.forgetOutcome("s", "e1")
+	require.NoError(t, n.agent.journal.Update(n.ctx(), true, journal.Set(openKey("s", "e1"), nil),
+		journal.Set(execKey("s", "e1"), encode(execRecord{Intent: e.intent, BoundaryTold: true}))))
+	require.NoError(t, n.agent.Close())
+	n.start()
+	again, err := n.agent.Exec(n.ctx(), &sandboxv1.ExecRequest{SessionId: "s", ExecId: "e1", Command: "echo begun; cat go; true"})
+	require.NoError(t, err)
+	require.Equal(t, sandboxv1.ExecResult_CANCELLED, again.GetStatus())
+	list = append(list, "exec.result e1")
+	require.Equal(t, list, steps(n.events("s", "")))
 }
 
 func TestACommandThatWaitsIsToldWhenItIsRequestedAndOneThatIsRefusedIsToldSo(t *testing.T) {

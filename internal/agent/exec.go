@@ -43,10 +43,14 @@ type execution struct {
 	waits   bool
 	// recovered is one whose intent an earlier agent wrote.
 	recovered bool
+	// boundaryTold: its exec.boundary is among the events already.
+	boundaryTold bool
 	// startedAt is when the intent was durable; zero after a restart of the agent.
 	startedAt time.Time
 	// cancelledAt is when receiptd was first asked to end it; guarded by session.mu.
 	cancelledAt time.Time
+	// because says why it was cancelled when no caller of CancelExec wanted it: a clause; guarded by session.mu.
+	because string
 
 	started chan struct{} // the intent is durable
 	done    chan struct{}
@@ -287,6 +291,16 @@ type verdict struct {
 	event  ExecEvent
 	proven *proven // with ExReceipt and ExCancelled
 	reason string
+	// because says why it was cancelled when no caller of CancelExec wanted it: a clause.
+	because string
+}
+
+// why is the reason, with what was behind it.
+func (v verdict) why() string {
+	if v.because == "" || v.event == ExReceipt {
+		return v.reason
+	}
+	return v.reason + "; " + v.because
 }
 
 // follow reads the stream to its end. It never blocks on a reader of the output.
@@ -487,8 +501,10 @@ func (s *session) conclude(e *execution, v verdict) {
 	}
 	point("exec.concluded")
 	var stopErr error
+	v.because = s.endedBecause(e, from)
 	stopFirst := v.mayHaveRun() && (effects.StopSandbox || leftBehind(v.proven) != "")
 	if stopFirst {
+		s.tellBoundary(e, v.proven)
 		stopErr = s.leave(e, v, effects)
 	}
 	result := outcome(e, v, from == Cancelling, s.evidenceOf(e.intent.SandboxID))
@@ -510,7 +526,9 @@ func (s *session) conclude(e *execution, v verdict) {
 		// The receipt is durable: it is the answer now, and at every later question (unrecorded).
 		// What was harvested and the files of outputs are in no receipt, so they are in neither.
 		result.Harvest = nil
-		unspilled(result)
+		if unspilled(result) {
+			s.forgetOutputs(e)
+		}
 		s.log.Error("outcome not recorded, answering from the receipt", "exec", e.intent.ExecID, "error", err)
 	}
 	point("outcome.recorded")
@@ -523,6 +541,16 @@ func (s *session) conclude(e *execution, v verdict) {
 	point("exec.left")
 	s.log.Info("exec ended", "exec", e.intent.ExecID, "generation", e.intent.Generation, "status", result.GetStatus().String())
 	s.finish(e, result, nil)
+}
+
+// endedBecause is why an exec that was in phase from was cancelled, when no caller of CancelExec wanted it.
+func (s *session) endedBecause(e *execution, from ExecPhase) string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if from != Cancelling {
+		return ""
+	}
+	return e.because
 }
 
 // answeredHarvest is what an answer says of its harvest: nil when there was nothing to bring over. An exec of an earlier
@@ -545,9 +573,9 @@ func outcome(e *execution, v verdict, cancelling bool, evidence *runtime.Evidenc
 	case plain:
 		return resultOf(&e.intent, v.proven)
 	case v.proven != nil:
-		return cancelledResult(&e.intent, v.proven, evidence)
+		return cancelledResult(&e.intent, v.proven, v.because, evidence)
 	}
-	r := resultWithout(&e.intent, status, reasonWithout(status, v.reason))
+	r := resultWithout(&e.intent, status, reasonWithout(status, v.why()))
 	if status != sandboxv1.ExecResult_NOT_STARTED {
 		r.Evidence = evidenceProto(evidence)
 	}
@@ -581,7 +609,7 @@ func (s *session) record(e *execution, p *proven, r *sandboxv1.ExecResult, harve
 func (s *session) leave(e *execution, v verdict, effects ExecEffects) error {
 	left := leftBehind(v.proven)
 	if effects.StopSandbox || left != "" {
-		why := "Exec " + e.intent.ExecID + ": " + v.reason
+		why := "Exec " + e.intent.ExecID + ": " + v.why()
 		if left != "" {
 			why = "Exec " + e.intent.ExecID + " left " + left + "."
 		}

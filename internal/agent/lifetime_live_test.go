@@ -150,6 +150,7 @@ func TestADrainedNodeStartsNothingAndStopsEverythingWithEvidence(t *testing.T) {
 	r, err = stays.wait()
 	require.NoError(t, err)
 	require.Equal(t, sandboxv1.ExecResult_CANCELLED, r.GetStatus())
+	require.Equal(t, "it was ended on request and may have run partly; the node is drained", r.GetReason())
 	require.NotEmpty(t, r.GetReceipt())
 	_, err = waiting.wait()
 	require.ErrorIs(t, err, ErrUnavailable)
@@ -158,6 +159,9 @@ func TestADrainedNodeStartsNothingAndStopsEverythingWithEvidence(t *testing.T) {
 		got := <-c
 		require.NoError(t, got.err)
 		require.Len(t, got.list, 3)
+		require.Equal(t, "The node is drained.", got.list[0].GetReason())
+		require.Equal(t, "Exec stays: it was ended on request; the node is drained.", got.list[1].GetReason())
+		require.Equal(t, "Retired on request.", got.list[2].GetReason())
 		for i, id := range []string{"a", "b", "c"} {
 			require.Equal(t, id, got.list[i].GetSessionId())
 			require.True(t, got.list[i].GetEvidence().GetComplete(), id)

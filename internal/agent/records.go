@@ -178,6 +178,8 @@ type intentRecord struct {
 type execRecord struct {
 	Intent  intentRecord `json:"intent"`
 	Outcome []byte       `json:"outcome,omitempty"` // sandbox.v1.ExecResult, binary
+	// BoundaryTold: of one without an outcome, its exec.boundary is among the events already.
+	BoundaryTold bool `json:"boundaryTold,omitempty"`
 	// EndedAt is when the outcome was recorded. Sequence is the receipt's place in its sandbox's chain, 0 without one.
 	EndedAt  time.Time `json:"endedAt,omitzero"`
 	Sequence uint64    `json:"sequence,omitempty"`

@@ -87,6 +87,7 @@ func (a *Agent) loadOpen() (map[string][]*execution, error) {
 			return fmt.Errorf("%w: reading the intent of exec %s of session %s: %w", ErrDataLoss, exec, session, err)
 		}
 		e := s.recovered(rec.Intent)
+		e.boundaryTold = rec.BoundaryTold
 		s.live[exec] = e
 		open[session] = append(open[session], e)
 		return nil

@@ -98,9 +98,12 @@ func resultWithout(in *intentRecord, s sandboxv1.ExecResult_Status, reason strin
 }
 
 // cancelledResult is the answer from a receipt that says that the command was ended on request. Without the evidence of
-// its sandbox's end it is UNCERTAIN: CANCELLED promises that.
-func cancelledResult(in *intentRecord, p *proven, evidence *runtime.Evidence) *sandboxv1.ExecResult {
+// its sandbox's end it is UNCERTAIN: CANCELLED promises that. because is a clause, "" when a caller wanted it.
+func cancelledResult(in *intentRecord, p *proven, because string, evidence *runtime.Evidence) *sandboxv1.ExecResult {
 	r := resultOf(in, p)
+	if because != "" {
+		r.Reason += "; " + because
+	}
 	r.Evidence = evidenceProto(evidence)
 	if evidence == nil {
 		r.Status = sandboxv1.ExecResult_UNCERTAIN

@@ -388,7 +388,7 @@ func (a *Agent) RetireSandbox(ctx context.Context, r *sandboxv1.RetireSandboxReq
 		return nil, nil, err
 	}
 	check := func() error { return s.checkFence(r.GetOwnerEpoch(), r.GetGeneration()) }
-	evidence, err := s.retire(ctx, check, "Retired on request.", func() error { return nil })
+	evidence, err := s.retire(ctx, check, "Retired on request.", "its sandbox was retired", func() error { return nil })
 	if err != nil {
 		return nil, nil, err
 	}
@@ -409,7 +409,7 @@ func (s *session) checkFence(epoch, generation uint64) error {
 
 // retire has a running command end at its boundary, so that its receipt survives, stops the sandbox, and then does
 // what else there is to do, before any queued exec has its turn. check is asked now and again then.
-func (s *session) retire(ctx context.Context, check func() error, why string, then func() error) (*runtime.Evidence, error) {
+func (s *session) retire(ctx context.Context, check func() error, why, because string, then func() error) (*runtime.Evidence, error) {
 	if err := check(); err != nil {
 		return nil, err
 	}
@@ -432,7 +432,7 @@ func (s *session) retire(ctx context.Context, check func() error, why string, th
 		over() // what comes then has bounds of its own
 		return then()
 	})
-	s.cancelRunning()
+	s.cancelRunning(because)
 	if err := s.await(ctx, done); err != nil {
 		return nil, err
 	}
@@ -447,7 +447,7 @@ func (a *Agent) DeleteSession(ctx context.Context, r *sandboxv1.DeleteSessionReq
 		return nil, err
 	}
 	check := func() error { return s.checkFence(r.GetOwnerEpoch(), 0) }
-	evidence, err := s.retire(ctx, check, "The session is deleted.", s.bury)
+	evidence, err := s.retire(ctx, check, "The session is deleted.", "the session was deleted", s.bury)
 	if err != nil {
 		return nil, err
 	}

@@ -26,7 +26,8 @@ func (e *execution) spillBytes() uint64 {
 
 // spill writes the streams whose caller wants them whole to files in the worktree, and names them in the answer. It runs at
 // the session's turn, when nothing of the command is left. It says whether there is one: that is in no receipt, so the
-// answer must be recorded durably. What an earlier agent may have answered without a file stays without.
+// answer must be recorded durably. What an earlier agent may have answered without a file stays without, and a file that
+// it wrote before it died is removed.
 func (s *session) spill(e *execution, p *proven, r *sandboxv1.ExecResult) bool {
 	if e.spillAbove == 0 && !e.recovered {
 		return false
@@ -35,6 +36,9 @@ func (s *session) spill(e *execution, p *proven, r *sandboxv1.ExecResult) bool {
 	stdout, stderr := filepath.Join(dir, receipt.StdoutSpillName(e.intent.ExecID)), filepath.Join(dir, receipt.StderrSpillName(e.intent.ExecID))
 	defer os.Remove(stdout)
 	defer os.Remove(stderr)
+	if e.recovered {
+		s.forgetOutputs(e) // no answer names what the agent before had written when it died
+	}
 	if p == nil || e.spillAbove == 0 {
 		return false
 	}
@@ -60,15 +64,23 @@ func (s *session) spillStream(e *execution, name, path string, kept []byte, info
 		defer f.Close()
 		src, size = f, min(n, most)
 	}
-	s.mu.Lock()
-	w := s.rec.Workspace
-	s.mu.Unlock()
+	w := s.workspace()
 	if err := workspace.KeepOutput(w.Worktree, w.Owner, name, src, size, spillRoom*most); err != nil {
 		s.log.Warn("no file of the whole output", "exec", e.intent.ExecID, "error", err)
 		return false
 	}
 	info.File, info.FileBytes = workspace.OutputPath(w.Worktree, name), uint64(size)
 	return true
+}
+
+// forgetOutputs removes the files of an exec that its answer doesn't name.
+func (s *session) forgetOutputs(e *execution) {
+	w := s.workspace()
+	for _, name := range []string{receipt.StdoutName(e.intent.ExecID), receipt.StderrName(e.intent.ExecID)} {
+		if err := workspace.RemoveOutput(w.Worktree, w.Owner, name); err != nil {
+			s.log.Warn("file of an output left behind", "exec", e.intent.ExecID, "error", err)
+		}
+	}
 }
 
 func openSpill(path string) (*os.File, int64, error) {
@@ -84,11 +96,13 @@ func openSpill(path string) (*os.File, int64, error) {
 	return f, st.Size(), nil
 }
 
-// unspilled takes the files out of an answer that could not be recorded with them.
-func unspilled(r *sandboxv1.ExecResult) {
+// unspilled takes the files out of an answer that could not be recorded with them, and says whether there were any.
+func unspilled(r *sandboxv1.ExecResult) (any bool) {
 	for _, info := range []*sandboxv1.OutputInfo{r.GetStdoutInfo(), r.GetStderrInfo()} {
 		if info != nil {
+			any = any || info.GetFile() != ""
 			info.File, info.FileBytes = "", 0
 		}
 	}
+	return any
 }

@@ -40,7 +40,7 @@ func (a *Agent) deleteOfSession(ctx context.Context, r *sandboxv1.DeleteWorkspac
 	}
 	var removed []string
 	check := func() error { return s.checkFence(r.GetOwnerEpoch(), 0) }
-	evidence, err := s.retire(ctx, check, "The workspace is being deleted.", func() (err error) {
+	evidence, err := s.retire(ctx, check, "The workspace is being deleted.", "its workspace is being deleted", func() (err error) {
 		rec, err := s.ownWorkspace()
 		if err != nil {
 			return err
