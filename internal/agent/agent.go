@@ -25,7 +25,8 @@ import (
 type Options struct {
 	// Config has been validated.
 	Config config.Config
-	// Runtimes by the name that sessions use. Those of runtime.allowed must be there.
+	// Runtimes by the name that sessions use. Those of runtime.allowed must be there; another one is only asked when the
+	// journal names a sandbox of it, to end it.
 	Runtimes map[string]runtime.Runtime
 	// Receiptd and Pid1 are host paths of the static binaries.
 	Receiptd, Pid1 string
@@ -42,7 +43,8 @@ type Agent struct {
 	chain    *events.Chain
 	audit    *events.Audit // nil without one
 	watching watching
-	runtimes map[string]runtime.Runtime
+	hosts    *hosts
+	programs programs
 	slots    *slots
 	bootID   string
 	started  time.Time
@@ -82,9 +84,13 @@ func New(o Options) (*Agent, error) {
 	if err != nil {
 		return nil, fmt.Errorf("reading the boot id: %w (is /proc mounted?)", err)
 	}
+	programs, err := digestPrograms(&o)
+	if err != nil {
+		return nil, err
+	}
 	ctx, cancel := context.WithCancel(context.Background())
 	a := &Agent{
-		opts: o, cfg: &o.Config, log: o.Log, runtimes: o.Runtimes, slots: newSlots(o.Config.Limits.TotalMemoryBytes),
+		opts: o, cfg: &o.Config, log: o.Log, hosts: newHosts(o.Runtimes, o.Config.Runtime), programs: programs, slots: newSlots(o.Config.Limits.TotalMemoryBytes),
 		bootID: strings.TrimSpace(string(boot)), started: time.Now(), clock: nodeClock(),
 		ctx: ctx, cancel: cancel, closing: make(chan struct{}), sweepNow: make(chan struct{}, 1), timesChanged: make(chan struct{}, 1),
 		sessions: map[string]*session{}, creating: map[string]bool{}, worktrees: map[string]string{},
@@ -106,6 +112,9 @@ func checkOptions(o *Options) error {
 	for _, name := range o.Config.Runtime.Allowed {
 		if o.Runtimes[name] == nil {
 			return fmt.Errorf("starting the agent: runtime %q of runtime.allowed is not built into it: remove it from the list", name)
+		}
+		if err := o.Runtimes[name].TakesRootfs(runtime.KindOfRootfs(o.Config.Rootfs)); err != nil {
+			return fmt.Errorf("starting the agent: rootfs %s with %s in runtime.allowed: %w", o.Config.Rootfs, name, err)
 		}
 	}
 	for what, path := range map[string]string{"receiptd": o.Receiptd, "pid1": o.Pid1} {
@@ -200,6 +209,14 @@ func (a *Agent) spawn(f func()) bool {
 	}
 	a.work.Go(f)
 	return true
+}
+
+// nap waits, unless the agent is closing.
+func (a *Agent) nap(d time.Duration) {
+	select {
+	case <-time.After(d):
+	case <-a.closing:
+	}
 }
 
 func (a *Agent) isClosing() bool {

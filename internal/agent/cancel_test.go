@@ -223,7 +223,7 @@ func TestP5WithoutAReceiptACancelIsAnsweredWithTheEvidenceOfTheSandboxesEnd(t *t
 func TestP5WithoutEvidenceACancelIsUncertainUntilTheReconcilerFindsSome(t *testing.T) {
 	n := newNode(t)
 	set := &atomic.Bool{}
-	n.agent.runtimes["embedded"] = stubborn{n.agent.runtimes["embedded"], set}
+	n.agent.hosts.all["embedded"] = stubborn{n.agent.hosts.all["embedded"], set}
 	s := n.session("stuck")
 	done, w := n.blocked(s, "long", "sleep 600")
 	require.NoError(t, w.Close())
@@ -268,7 +268,7 @@ func TestP5WithoutEvidenceACancelIsUncertainUntilTheReconcilerFindsSome(t *testi
 func TestTheNextAgentLooksAgainForEvidenceAtOnce(t *testing.T) {
 	n := newNode(t)
 	set := &atomic.Bool{}
-	n.agent.runtimes["embedded"] = stubborn{n.agent.runtimes["embedded"], set}
+	n.agent.hosts.all["embedded"] = stubborn{n.agent.hosts.all["embedded"], set}
 	n.session("again")
 	set.Store(true)
 	_, _, err := n.agent.RetireSandbox(n.ctx(), &sandboxv1.RetireSandboxRequest{SessionId: "again"})

@@ -43,7 +43,7 @@ func agentProcess(args []string) {
 		os.Exit(1)
 	}
 	if j.DieStarting {
-		a.runtimes["embedded"] = deadly{a.runtimes["embedded"]}
+		a.hosts.all["embedded"] = deadly{a.hosts.all["embedded"]}
 	}
 	ctx := context.Background()
 	s, err := a.CreateSession(ctx, j.Session)
@@ -255,7 +255,7 @@ func TestP6AnAgentThatIsKilledWhileItStartsASandboxLeavesNoneBehind(t *testing.T
 	require.NoError(t, err)
 	require.Equal(t, sandboxv1.Session_IDLE, s.GetState())
 	require.True(t, s.GetSandbox().GetEvidence().GetComplete())
-	ids, err := c.agent.runtimes["embedded"].List(c.ctx())
+	ids, err := c.agent.hosts.all["embedded"].List(c.ctx())
 	require.NoError(t, err)
 	require.Empty(t, ids)
 	require.EqualValues(t, 2, c.exec("s", "e1", "true").GetGeneration())
@@ -320,7 +320,7 @@ func TestASandboxThatBelongsToNoSessionIsRemovedAtTheStart(t *testing.T) {
 	require.NoError(t, n.agent.journal.Update(n.ctx(), true, journal.Delete(sessionKey("s"))))
 	require.NoError(t, n.agent.Close())
 	n.start()
-	for _, rt := range n.agent.runtimes {
+	for _, rt := range n.agent.hosts.all {
 		ids, err := rt.List(n.ctx())
 		require.NoError(t, err)
 		require.Empty(t, ids)

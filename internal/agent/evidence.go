@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 
+	receiptdv1 "github.com/sandbox-agent/sandbox-agent/api/receiptd/v1"
 	"github.com/sandbox-agent/sandbox-agent/internal/agent/journal"
 	"github.com/sandbox-agent/sandbox-agent/internal/runtime"
 	"github.com/sandbox-agent/sandbox-agent/pkg/receipt"
@@ -15,10 +16,11 @@ import (
 )
 
 // readProven reads an exec's receipt from the receipts folder, never from what anyone said of it, and checks it
-// against the intent (P2): signature, nonce, exec id, session, sandbox, generation, request digest, kept output.
+// against the intent (P2): signature, nonce, exec id, session, sandbox, generation, request digest, kept output; and that
+// its sandbox was made of what the agent knows that it was made of.
 // wantSHA, if not empty, is what receiptd said that the envelope's SHA-256 is. An error that wraps
 // receipt.ErrNotFound: there is no receipt; every other error: there is one that must not be believed.
-func readProven(dir string, in *intentRecord, key ed25519.PublicKey, wantSHA string) (*proven, error) {
+func readProven(dir string, in *intentRecord, known *keyRecord, wantSHA string) (*proven, error) {
 	envelope, err := receipt.Read(dir, in.ExecID)
 	if err != nil {
 		return nil, err
@@ -26,7 +28,7 @@ func readProven(dir string, in *intentRecord, key ed25519.PublicKey, wantSHA str
 	if sum := sha256.Sum256(envelope); wantSHA != "" && hex.EncodeToString(sum[:]) != wantSHA {
 		return nil, fmt.Errorf("%w: the receipt of exec %s is not the one that receiptd wrote", verify.ErrMismatch, in.ExecID)
 	}
-	p, err := verify.Envelope(envelope, key)
+	p, err := verify.Envelope(envelope, known.PublicKey)
 	if err != nil {
 		return nil, fmt.Errorf("checking the receipt of exec %s: %w", in.ExecID, err)
 	}
@@ -39,6 +41,9 @@ func readProven(dir string, in *intentRecord, key ed25519.PublicKey, wantSHA str
 	}
 	if p.GrantsDigest != in.GrantsDigest {
 		return nil, fmt.Errorf("%w: the receipt of exec %s names the grants %q, not %q", verify.ErrMismatch, in.ExecID, p.GrantsDigest, in.GrantsDigest)
+	}
+	if want := signedProvenance(known.Provenance); p.Provenance != want {
+		return nil, fmt.Errorf("%w: the receipt of exec %s names a sandbox made of %+v, not %+v", verify.ErrMismatch, in.ExecID, p.Provenance, want)
 	}
 	out := &proven{envelope: envelope, predicate: p}
 	if out.stdout, err = receipt.ReadKept(dir, &p, receipt.Stdout); err != nil {
@@ -53,16 +58,33 @@ func readProven(dir string, in *intentRecord, key ed25519.PublicKey, wantSHA str
 // bad keeps a missing output file from looking like a missing receipt.
 func bad(err error) error { return fmt.Errorf("%v: %w", err, receipt.ErrOutput) }
 
-// keyOf is the public key of one sandbox of this session, now or earlier.
-func (s *session) keyOf(sandboxID string) (ed25519.PublicKey, error) {
+// keyOf is what verifies the receipts of one sandbox of this session, now or earlier.
+func (s *session) keyOf(sandboxID string) (*keyRecord, error) {
 	if sb := s.sandboxRecord(); sb != nil && sb.ID == sandboxID && len(sb.PublicKey) == ed25519.PublicKeySize {
-		return sb.PublicKey, nil
+		return sb.key(s.id), nil
 	}
-	k, err := s.keyRecordOf(sandboxID)
-	if err != nil {
-		return nil, err
+	return s.keyRecordOf(sandboxID)
+}
+
+func (s *sandboxRecord) key(session string) *keyRecord {
+	return &keyRecord{Session: session, Generation: s.Generation, PublicKey: s.PublicKey, Provenance: s.Identity.Provenance}
+}
+
+// signedProvenance is a provenance as receipts have it.
+func signedProvenance(p runtime.Provenance) receipt.Provenance {
+	return receipt.Provenance{
+		Rootfs: p.Rootfs, RootfsKind: string(p.RootfsKind), RootfsDigest: p.RootfsDigest, ReceiptdSHA256: p.ReceiptdSHA256, Pid1SHA256: p.Pid1SHA256,
 	}
-	return k.PublicKey, nil
+}
+
+// toldProvenance is a provenance as receiptd is told it; nil when it is not known.
+func toldProvenance(p runtime.Provenance) *receiptdv1.Provenance {
+	if p == (runtime.Provenance{}) {
+		return nil
+	}
+	return &receiptdv1.Provenance{
+		Rootfs: p.Rootfs, RootfsKind: string(p.RootfsKind), RootfsDigest: p.RootfsDigest, ReceiptdSha256: p.ReceiptdSHA256, Pid1Sha256: p.Pid1SHA256,
+	}
 }
 
 // keyRecordOf is what the journal keeps of a sandbox that may be gone.
@@ -87,5 +109,7 @@ func (s *sandboxRecord) gone(session string, e *runtime.Evidence) []journal.Op {
 	if len(s.PublicKey) == 0 {
 		return nil // no command ever ran in it
 	}
-	return []journal.Op{journal.Set(sandboxKey(s.ID), encode(keyRecord{Session: session, Generation: s.Generation, PublicKey: s.PublicKey, Evidence: e}))}
+	k := s.key(session)
+	k.Evidence = e
+	return []journal.Op{journal.Set(sandboxKey(s.ID), encode(k))}
 }

@@ -51,7 +51,7 @@ func (s stubbornSandbox) Stop(ctx context.Context) (runtime.Evidence, error) {
 func TestP5WithoutEvidenceTheWorkspaceStaysReservedUntilThereIsSome(t *testing.T) {
 	n := newNode(t)
 	set := &atomic.Bool{}
-	n.agent.runtimes["embedded"] = stubborn{n.agent.runtimes["embedded"], set}
+	n.agent.hosts.all["embedded"] = stubborn{n.agent.hosts.all["embedded"], set}
 	s := n.session("reserved")
 	set.Store(true)
 	_, _, err := n.agent.RetireSandbox(n.ctx(), &sandboxv1.RetireSandboxRequest{SessionId: "reserved"})

@@ -400,7 +400,9 @@ func (s *session) resolve(e *execution) verdict {
 		if wait && time.Now().Before(deadline) {
 			continue // ask waits in receiptd
 		}
-		if wait {
+		if wait && know == NotNow {
+			event = ExLost
+		} else if wait {
 			event, detail = ExLost, "it was still running although its time is over, or it was cancelled, and the grace period too (a task in uninterruptible sleep?)"
 		}
 		switch event {
@@ -429,7 +431,12 @@ func (s *session) ask(e *execution) (Knowledge, string) {
 		}
 		var err error
 		if sb.broken() {
-			if sb, err = s.reattach(sb); err != nil {
+			sb, err = s.reattach(sb)
+			if errors.Is(err, runtime.ErrUnreachable) {
+				s.agent.nap(firstLook)
+				return NotNow, err.Error()
+			}
+			if err != nil {
 				why = err.Error()
 				continue
 			}

@@ -122,6 +122,8 @@ const (
 	KnowsReceiptLost
 	Unreachable
 	Gone
+	// NotNow: there is no connection, and the runtime that would make one can't be reached.
+	NotNow
 )
 
 // String says it in words that go into an answer's reason.
@@ -135,6 +137,8 @@ func (k Knowledge) String() string {
 		return "receiptd says that its receipt is there, but it isn't"
 	case KnowsReceiptLost:
 		return "it ended, and its receipt could not be written"
+	case NotNow:
+		return "receiptd can't be asked as long as the runtime can't be reached"
 	case Gone:
 		return "its sandbox is gone, and there is no receipt"
 	default:
@@ -152,7 +156,7 @@ func Decide(r ReceiptFinding, k Knowledge) (event ExecEvent, wait bool) {
 		return ExBad, false
 	case k == KnowsNothing:
 		return ExNeverSeen, false
-	case k == KnowsRunning:
+	case k == KnowsRunning, k == NotNow:
 		return "", true
 	default:
 		return ExLost, false

@@ -103,7 +103,7 @@ func TestEveryAnswerIsTheExpectedOne(t *testing.T) {
 }
 
 func TestP6WhatBecomesOfAnIntentIsDecidedFromTheFolderAndReceiptd(t *testing.T) {
-	known := []Knowledge{KnowsNothing, KnowsRunning, KnowsReceipt, KnowsReceiptLost, Unreachable, Gone}
+	known := []Knowledge{KnowsNothing, KnowsRunning, KnowsReceipt, KnowsReceiptLost, Unreachable, Gone, NotNow}
 	for _, k := range known {
 		e, wait := Decide(ReceiptGood, k)
 		require.Equal(t, ExReceipt, e, "a receipt that verifies wins over what receiptd says (%d)", k)
@@ -119,6 +119,8 @@ func TestP6WhatBecomesOfAnIntentIsDecidedFromTheFolderAndReceiptd(t *testing.T) 
 		require.Equal(t, want, e, "knowledge %d", k)
 		require.False(t, wait)
 	}
-	_, wait := Decide(ReceiptAbsent, KnowsRunning)
-	require.True(t, wait)
+	for _, k := range []Knowledge{KnowsRunning, NotNow} {
+		_, wait := Decide(ReceiptAbsent, k)
+		require.True(t, wait, "knowledge %d", k)
+	}
 }

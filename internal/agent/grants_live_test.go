@@ -118,12 +118,12 @@ func TestP15ACommandHasItsSessionsGrantsAndTheReceiptNamesThem(t *testing.T) {
 	set, err := newGrantSet([]*sandboxv1.Grant{kube("canary-1")}, nil)
 	require.NoError(t, err)
 	sess := n.agent.sessions["g"]
-	p, err := readProven(n.agent.receiptsDir(s.GetSandbox().GetId()), intentOf(t, n, "g", "e1"), sess.sandboxRecord().PublicKey, "")
+	p, err := readProven(n.agent.receiptsDir(s.GetSandbox().GetId()), intentOf(t, n, "g", "e1"), sess.sandboxRecord().key("g"), "")
 	require.NoError(t, err)
 	require.Equal(t, set.digest, p.predicate.GrantsDigest)
 	forged := *intentOf(t, n, "g", "e1")
 	forged.GrantsDigest = strings.Repeat("0", 64)
-	_, err = readProven(n.agent.receiptsDir(s.GetSandbox().GetId()), &forged, sess.sandboxRecord().PublicKey, "")
+	_, err = readProven(n.agent.receiptsDir(s.GetSandbox().GetId()), &forged, sess.sandboxRecord().key("g"), "")
 	require.ErrorContains(t, err, "grants", "a receipt of a command with other grants is not the answer")
 
 	n.session("none")

@@ -144,7 +144,7 @@ func (s *session) ended(err error) error {
 
 // retireOver runs on the session's goroutine, so nothing runs in the sandbox. seen is when its time was found to be up.
 func (s *session) retireOver(seen time.Time) error {
-	if s.agent.isClosing() {
+	if s.agent.isClosing() || s.isStillAway() { // away, it may run something
 		return nil
 	}
 	l, v := s.agent.cfg.Lifetime, s.vitals()

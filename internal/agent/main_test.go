@@ -36,13 +36,16 @@ const pollEvery = 2 * time.Millisecond
 
 const owner = 1234
 
-// node is one agent on the embedded runtime, with folders of its own.
+// node is one agent on the embedded runtime, with folders of its own. It has a second one beside it, just as real, under
+// the name "runc", for tests that allow it.
 type node struct {
 	t      *testing.T
 	state  string
 	parent string
 	cfg    config.Config
 	agent  *Agent
+	// wrap, if set, gets between the agent and its runtimes.
+	wrap func(map[string]runtime.Runtime)
 }
 
 func testConfig(state, root string) config.Config {
@@ -64,17 +67,24 @@ func testLog() *slog.Logger {
 	return slog.New(slog.DiscardHandler)
 }
 
-func newAgent(cfg config.Config, parent, receiptd, pid1 string) (*Agent, error) {
-	runtimeState := filepath.Join(cfg.StateDir, "runtime")
-	if err := os.MkdirAll(runtimeState, 0o711); err != nil {
-		return nil, err
+func newAgent(cfg config.Config, parent, receiptd, pid1 string, wrap ...func(map[string]runtime.Runtime)) (*Agent, error) {
+	runtimes := map[string]runtime.Runtime{}
+	for name, dir := range map[string]string{"embedded": "runtime", "runc": "runtime-2"} {
+		dir = filepath.Join(cfg.StateDir, dir)
+		if err := os.MkdirAll(dir, 0o711); err != nil {
+			return nil, err
+		}
+		rt, err := embedded.New(embedded.Options{Name: name, StateDir: dir, CgroupParent: parent, Log: testLog()})
+		if err != nil {
+			return nil, err
+		}
+		runtimes[name] = rt
 	}
-	rt, err := embedded.New(embedded.Options{StateDir: runtimeState, CgroupParent: parent, Log: testLog()})
-	if err != nil {
-		return nil, err
+	for _, f := range wrap {
+		f(runtimes)
 	}
 	return New(Options{
-		Config: cfg, Runtimes: map[string]runtime.Runtime{"embedded": rt}, Receiptd: receiptd, Pid1: pid1,
+		Config: cfg, Runtimes: runtimes, Receiptd: receiptd, Pid1: pid1,
 		Version: "test", Log: testLog(),
 	})
 }
@@ -97,8 +107,13 @@ func newNode(t *testing.T, change ...func(*config.Config)) *node {
 func (n *node) start() {
 	n.t.Helper()
 	receiptd, pid1 := testkit.Binaries(n.t)
+	wrap := func(runtimes map[string]runtime.Runtime) {
+		if n.wrap != nil {
+			n.wrap(runtimes)
+		}
+	}
 	var err error
-	n.agent, err = newAgent(n.cfg, n.parent, receiptd, pid1)
+	n.agent, err = newAgent(n.cfg, n.parent, receiptd, pid1, wrap)
 	require.NoError(n.t, err)
 }
 

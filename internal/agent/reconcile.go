@@ -40,11 +40,15 @@ func (s *session) lookAgain() {
 	})
 }
 
-// reconcile tries to stop once more what could not be seen to be gone. Should that fail again, lookAgain follows.
+// reconcile tries to stop once more what could not be seen to be gone, and to recover what is away. Should that fail again,
+// lookAgain follows.
 func (s *session) reconcile() error {
 	s.mu.Lock()
 	state, why := s.rec.State, s.stoppedFor
 	s.mu.Unlock()
+	if s.isStillAway() {
+		return s.recover(s.endAway())
+	}
 	if state != Uncertain {
 		return nil
 	}

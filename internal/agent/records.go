@@ -52,11 +52,13 @@ type sessionRecord struct {
 	Workspace workspace.Workspace `json:"workspace"`
 	GitLayout string              `json:"gitLayout"`
 	Runtime   string              `json:"runtime"`
-	Network   string              `json:"network"`
-	Resources resources           `json:"resources"`
-	Env       map[string]string   `json:"env,omitempty"`
-	Notes     []string            `json:"notes,omitempty"`
-	Caches    []cacheRecord       `json:"caches,omitempty"`
+	// MinIsolation is the class that every sandbox of the session has at least; 0: none was asked for.
+	MinIsolation runtime.Isolation `json:"minIsolation,omitempty"`
+	Network      string            `json:"network"`
+	Resources    resources         `json:"resources"`
+	Env          map[string]string `json:"env,omitempty"`
+	Notes        []string          `json:"notes,omitempty"`
+	Caches       []cacheRecord     `json:"caches,omitempty"`
 	// Grants are names and times alone; GrantsDigest is of the whole set, empty without one (grants.go).
 	Grants       []grantRecord `json:"grants,omitempty"`
 	GrantsDigest string        `json:"grantsDigest,omitempty"`
@@ -103,6 +105,10 @@ type sandboxRecord struct {
 	Evidence    *runtime.Evidence `json:"evidence,omitempty"`
 	// GrantsDigest is of the set that it was made with.
 	GrantsDigest string `json:"grantsDigest,omitempty"`
+	// Isolation is its runtime's class, Concessions what that had declared not to be able to keep. 0 in records of agents that
+	// had one runtime, which was of class Namespaces.
+	Isolation   runtime.Isolation    `json:"isolation,omitempty"`
+	Concessions []runtime.Concession `json:"concessions,omitempty"`
 	// ProvedAt is when it had proved itself, since the node's start: a sandbox does not outlive that.
 	ProvedAt time.Duration `json:"provedAt,omitempty"`
 }
@@ -112,6 +118,8 @@ type proofRecord struct {
 	What    string `json:"what"`
 	Holds   bool   `json:"holds"`
 	Detail  string `json:"detail,omitempty"`
+	// Conceded: it doesn't hold, and is one of the sandbox's concessions.
+	Conceded bool `json:"conceded,omitempty"`
 }
 
 type sealRecord struct {
@@ -136,6 +144,8 @@ type keyRecord struct {
 	Session    string `json:"session"`
 	Generation uint64 `json:"generation"`
 	PublicKey  []byte `json:"publicKey"`
+	// Provenance is what its receipts have to say.
+	Provenance runtime.Provenance `json:"provenance,omitzero"`
 	// Evidence is set once the sandbox was seen to be gone.
 	Evidence *runtime.Evidence `json:"evidence,omitempty"`
 }
@@ -244,6 +254,7 @@ func (r *sessionRecord) proto() *sandboxv1.Session {
 		Resources: &sandboxv1.Resources{Cpus: r.Resources.CPUs, MemoryBytes: r.Resources.MemoryBytes, Pids: r.Resources.Pids},
 		Network:   &sandboxv1.Network{Mode: r.Network},
 		Env:       r.Env, CreatedAt: timestamppb.New(r.CreatedAt), Notes: r.Notes,
+		Runtime: r.Runtime, MinIsolation: sandboxv1.Isolation(r.MinIsolation),
 	}
 	if r.Sandbox != nil {
 		s.Sandbox = r.Sandbox.proto(r.Runtime)
@@ -269,12 +280,14 @@ func (s *sandboxRecord) proto(runtimeName string) *sandboxv1.Sandbox {
 	p := &sandboxv1.Sandbox{
 		Id: s.ID, Runtime: runtimeName, ContainerId: s.Identity.ContainerID, Generation: s.Generation,
 		PublicKey: s.PublicKey, State: sandboxv1.Sandbox_State(sandboxv1.Sandbox_State_value[string(s.State)]), Evidence: evidenceProto(s.Evidence),
+		Isolation: sandboxv1.Isolation(max(s.Isolation, runtime.Namespaces)), Provenance: provenanceProto(s.Identity.Provenance),
+		Concessions: concessionsProto(s.Concessions),
 	}
 	if !s.Identity.StartedAt.IsZero() {
 		p.StartedAt = timestamppb.New(s.Identity.StartedAt)
 	}
 	for _, i := range s.Proof {
-		p.Proof = append(p.Proof, &sandboxv1.ProofItem{Promise: i.Promise, What: i.What, Holds: i.Holds, Detail: i.Detail})
+		p.Proof = append(p.Proof, &sandboxv1.ProofItem{Promise: i.Promise, What: i.What, Holds: i.Holds, Detail: i.Detail, Conceded: i.Conceded})
 	}
 	for _, i := range s.Seals {
 		p.Seals = append(p.Seals, &sandboxv1.Seal{Path: i.Path, MountId: i.MountID, Device: i.Device, Inode: i.Inode, ReadOnly: i.ReadOnly, Sha256: i.SHA256})

@@ -5,11 +5,11 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"maps"
 	"os"
 	"path/filepath"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/sandbox-agent/sandbox-agent/internal/runtime"
 	"github.com/sandbox-agent/sandbox-agent/pkg/receipt"
@@ -113,9 +113,16 @@ func (s *session) recovered(in intentRecord) *execution {
 	return e
 }
 
-// recover runs on the session's goroutine: first the sandbox, then the intents, then what an interrupted harvest left.
+// recover runs on the session's goroutine: first the sandbox, then the intents, then what an interrupted harvest left. As
+// long as the sandbox's runtime can't be reached nothing is decided (away.go).
 func (s *session) recover(open []*execution) error {
 	err := s.recoverSandbox()
+	if s.isAway(err) {
+		return s.stayAway(open, err)
+	}
+	if err == nil {
+		s.settled()
+	}
 	if len(open) == 0 && err == nil {
 		err = s.forgetGrants()
 	}
@@ -131,13 +138,28 @@ func (s *session) recover(open []*execution) error {
 			}
 		})
 	}
-	s.urgent = append(s.urgent, func() {
+	s.urgent = append(s.urgent, s.retireDisallowed, func() {
 		_ = s.settleAgain() // it never fails
 	})
 	return err
 }
 
-// recoverSandbox attaches to a sandbox that was ready, and ends everything else.
+// retireDisallowed ends a sandbox whose runtime the operator has taken from the list since. What ran in it has come to its
+// end by now.
+func (s *session) retireDisallowed() {
+	if s.state() != Ready {
+		return
+	}
+	if _, err := s.nextHost(); err == nil {
+		return
+	}
+	if _, err := s.stop("Its runtime is not one of runtime.allowed any more."); err != nil {
+		s.log.Error("sandbox of a runtime that is not allowed not stopped with evidence", "error", err)
+	}
+}
+
+// recoverSandbox attaches to a sandbox that was ready, and ends everything else. It changes nothing while the runtime can't
+// be reached: that is no evidence of anything (P5).
 func (s *session) recoverSandbox() error {
 	state, rec := s.state(), s.sandboxRecord()
 	switch {
@@ -155,15 +177,22 @@ func (s *session) recoverSandbox() error {
 		}
 		return nil
 	}
+	if errors.Is(err, runtime.ErrUnreachable) {
+		return err
+	}
 	_, stopErr := s.stop("After the agent's restart: " + err.Error())
 	return stopErr
 }
 
-func (s *session) load(rec *sandboxRecord) error {
-	rt, err := s.runtime()
+func (s *session) load(rec *sandboxRecord) (err error) {
+	rt, err := s.host()
 	if err != nil {
 		return err
 	}
+	if err := s.agent.hosts.lately(rt); err != nil {
+		return err
+	}
+	defer func() { s.agent.hosts.note(rt, err) }()
 	ctx, cancel := context.WithTimeout(context.Background(), createTimeout)
 	defer cancel()
 	container, err := rt.Load(ctx, rec.identity(rt.Name()))
@@ -195,37 +224,78 @@ func (s *session) reclaim(e *execution) {
 	s.conclude(e, s.resolve(e))
 }
 
-// sweep ends sandboxes that no session owns: a crash between the runtime's start and a deletion's end leaves them.
+// sweep ends sandboxes that no session owns: a crash between the runtime's start and a deletion's end leaves them. A runtime
+// that can't be reached is swept once it can.
 func (a *Agent) sweep() {
-	owned := map[string]bool{}
-	for _, s := range a.sessions {
-		if rec := s.sandboxRecord(); rec != nil && s.state().HasSandbox() {
-			owned[rec.ID] = true
-		}
-	}
-	// Whose end was not seen keeps its spare files until the next start.
-	alive, listed := maps.Clone(owned), true
-	for name, rt := range a.runtimes {
-		ids, err := rt.List(a.ctx)
+	alive, listed := a.owned(), true
+	for _, rt := range a.inUse() {
+		left, err := a.sweepRuntime(rt)
 		if err != nil {
-			a.log.Error("sandboxes not listed", "runtime", name, "error", err)
+			a.log.Error("sandboxes not listed", "runtime", rt.Name(), "error", err)
+			a.watchers.Go(func() { a.sweepLater(rt) })
 			listed = false
-			continue
 		}
-		for _, id := range ids {
-			if owned[id] {
-				continue
-			}
-			ctx, cancel := context.WithTimeout(a.ctx, stopTimeout)
-			evidence, err := rt.Remove(ctx, runtime.Identity{Runtime: name, SandboxID: id, Dir: filepath.Join(a.sandboxesDir(), id)})
-			cancel()
-			point("recover.removed")
-			alive[id] = err != nil || !evidence.Complete
-			a.log.Warn("removed a sandbox that belongs to no session", "sandbox", id, "runtime", name, "error", err)
+		// Whose end was not seen keeps its spare files until the next start.
+		for _, id := range left {
+			alive[id] = true
 		}
 	}
 	if listed {
 		a.tidyAllReceipts(alive)
+	}
+}
+
+// owned are the sandboxes that may be alive and belong to a session. A session has its sandbox's id before the runtime does.
+func (a *Agent) owned() map[string]bool {
+	a.mu.Lock()
+	sessions := a.all()
+	a.mu.Unlock()
+	owned := map[string]bool{}
+	for _, s := range sessions {
+		if rec := s.sandboxRecord(); rec != nil && s.state().HasSandbox() {
+			owned[rec.ID] = true
+		}
+	}
+	return owned
+}
+
+// sweepRuntime removes what one runtime has and no session does; left are those that could not be seen to be gone.
+func (a *Agent) sweepRuntime(rt runtime.Runtime) (left []string, err error) {
+	if err := a.hosts.reachable(a.ctx, rt); err != nil {
+		return nil, err
+	}
+	ids, err := rt.List(a.ctx)
+	if err != nil {
+		return nil, err
+	}
+	owned := a.owned() // after the list: what is in it and was made meanwhile is owned by now
+	for _, id := range ids {
+		if owned[id] {
+			continue
+		}
+		ctx, cancel := context.WithTimeout(a.ctx, stopTimeout)
+		evidence, err := rt.Remove(ctx, runtime.Identity{Runtime: rt.Name(), SandboxID: id, Dir: filepath.Join(a.sandboxesDir(), id)})
+		cancel()
+		point("recover.removed")
+		if err != nil || !evidence.Complete {
+			left = append(left, id)
+		}
+		a.log.Warn("removed a sandbox that belongs to no session", "sandbox", id, "runtime", rt.Name(), "error", err)
+	}
+	return left, nil
+}
+
+// sweepLater sweeps a runtime as soon as it can be.
+func (a *Agent) sweepLater(rt runtime.Runtime) {
+	for wait := firstLook; ; wait = min(2*wait, maxLook) {
+		select {
+		case <-time.After(wait):
+		case <-a.closing:
+			return
+		}
+		if _, err := a.sweepRuntime(rt); err == nil {
+			return
+		}
 	}
 }
 

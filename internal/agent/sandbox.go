@@ -45,6 +45,9 @@ func (s *session) ready(fenced uint64) (*attached, error) {
 	if err := s.requireGrants(); err != nil {
 		return nil, err
 	}
+	if err := s.checkAway(); err != nil {
+		return nil, err
+	}
 	if sb := s.current(); sb != nil && s.state() == Ready {
 		switch {
 		case sb.dead():
@@ -54,6 +57,8 @@ func (s *session) ready(fenced uint64) (*attached, error) {
 		case sb.broken():
 			if again, err := s.reattach(sb); err == nil {
 				return again, nil
+			} else if errors.Is(err, runtime.ErrUnreachable) {
+				return nil, fmt.Errorf("%w: the connection to the sandbox of session %s was lost, and can't be made again: %w: ask again", ErrUnavailable, s.id, err)
 			} else if _, stopErr := s.stop("The connection to receiptd was lost: " + err.Error()); stopErr != nil {
 				return nil, stopErr
 			}
@@ -119,8 +124,8 @@ func (s *session) provision() (*attached, error) {
 
 // explain adds what the node lacks, if that is why: user namespaces that are switched off are said with the sysctl.
 func (s *session) explain(err error) error {
-	rt, rtErr := s.runtime()
-	if rtErr != nil || errors.Is(err, runtime.ErrUnavailable) {
+	rt, rtErr := s.host()
+	if rtErr != nil || errors.Is(err, runtime.ErrUnavailable) || errors.Is(err, runtime.ErrUnreachable) {
 		return err
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), attachTimeout)
@@ -132,6 +137,14 @@ func (s *session) explain(err error) error {
 // crash from here on leaves a sandbox id by which the rest of it is found.
 func (s *session) prepare() (runtime.Spec, error) {
 	a := s.agent
+	rt, err := s.nextHost()
+	if err != nil {
+		return runtime.Spec{}, err
+	}
+	// Before anything is recorded: what was never asked for needs no evidence.
+	if err := a.hosts.reachable(a.ctx, rt); err != nil {
+		return runtime.Spec{}, err
+	}
 	s.mu.Lock()
 	rec, grants, lost := s.rec, s.grants.mounted(), s.grantsProblem()
 	s.mu.Unlock()
@@ -169,7 +182,9 @@ func (s *session) prepare() (runtime.Spec, error) {
 		return runtime.Spec{}, err
 	}
 	point("provision.prepared")
-	sb := &sandboxRecord{ID: id, Slot: slot, Plan: plan, Dir: filepath.Join(a.sandboxesDir(), id)}
+	sb := &sandboxRecord{
+		ID: id, Slot: slot, Plan: plan, Dir: filepath.Join(a.sandboxesDir(), id), Isolation: rt.Isolation(), Concessions: rt.Concessions(),
+	}
 	if err := s.apply(EvProvision, "", func(r *sessionRecord) {
 		sb.Generation, sb.GrantsDigest = r.Generation, r.GrantsDigest
 		r.Sandbox, r.ConfigSHA256, r.LeftOut = sb, s.viewSum, view.LeftOut()
@@ -183,12 +198,13 @@ func (s *session) prepare() (runtime.Spec, error) {
 		Rootfs: a.cfg.Rootfs, IDs: idsOf(slot), Workspace: plan, Network: rec.Network,
 		Resources: resourcesOf(rec.Resources, a.cfg.Limits), Grants: grants,
 		Dir: sb.Dir, ReceiptsDir: a.receiptsDir(id), Receiptd: a.opts.Receiptd, Pid1: a.opts.Pid1,
+		ReceiptdSHA256: a.programs.receiptd, Pid1SHA256: a.programs.pid1,
 	}, nil
 }
 
 // start makes the container, attaches to it, and has it prove itself.
 func (s *session) start(spec runtime.Spec) (*attached, error) {
-	rt, err := s.runtime()
+	rt, err := s.nextHost()
 	if err != nil {
 		return nil, err
 	}
@@ -204,7 +220,7 @@ func (s *session) start(spec runtime.Spec) (*attached, error) {
 		return nil, err
 	}
 	point("provision.created")
-	if err := <-receipts; err != nil {
+	if err := cmpErr(<-receipts, checkProvenance(container.Identity().Provenance, &spec)); err != nil {
 		return nil, errors.Join(err, container.Close())
 	}
 	sb, key, err := s.attach(ctx, container, spec.ReceiptsDir)
@@ -214,7 +230,7 @@ func (s *session) start(spec runtime.Spec) (*attached, error) {
 		}
 		return nil, err
 	}
-	proof, err := prove(ctx, sb)
+	proof, err := prove(ctx, sb, s.sandboxRecord().Concessions)
 	if err != nil {
 		return nil, err
 	}
@@ -241,20 +257,16 @@ func makeReceiptsDir(dir string) (<-chan error, error) {
 	return done, nil
 }
 
-func (s *session) runtime() (runtime.Runtime, error) {
-	rt, ok := s.agent.runtimes[s.rec.Runtime] // set once, at creation
-	if !ok {
-		return nil, fmt.Errorf("runtime %q of session %s is not part of this agent's configuration: add it to runtime.allowed", s.rec.Runtime, s.id)
-	}
-	return rt, nil
-}
-
 // attach opens a connection of a new epoch. The epoch is durable before receiptd hears it, so that no two agents'
 // connections ever carry the same one (P6). The record of the public key goes into the journal with the next change.
 func (s *session) attach(ctx context.Context, container runtime.Sandbox, receipts string) (*attached, []journal.Op, error) {
 	err := s.save(true, func(r *sessionRecord) {
+		made := r.Sandbox.Identity.Provenance
 		r.Sandbox.AttachEpoch++
 		r.Sandbox.Identity = container.Identity()
+		if made != (runtime.Provenance{}) { // what it was made of is known from its start, and in its receipts
+			r.Sandbox.Identity.Provenance = made
+		}
 	})
 	if err != nil {
 		return nil, nil, err
@@ -291,6 +303,7 @@ func (s *session) introduce(ctx context.Context, sb *attached, rec *sandboxRecor
 		AttachEpoch: sb.epoch,
 		View:        s.view(sb, rec),
 		Limits:      s.limits(),
+		Provenance:  toldProvenance(rec.Identity.Provenance),
 	})
 	if err != nil {
 		return nil, fmt.Errorf("introducing itself to receiptd of %s (epoch %d): %w", rec.ID, sb.epoch, err)
@@ -319,7 +332,9 @@ func (s *session) learnKey(rec *sandboxRecord, resp *receiptdv1.InitResponse) ([
 	s.mu.Lock()
 	s.rec.Sandbox.PublicKey, s.rec.Sandbox.Seals = key, seals
 	s.mu.Unlock()
-	return []journal.Op{journal.Set(sandboxKey(rec.ID), encode(keyRecord{Session: s.id, Generation: rec.Generation, PublicKey: key}))}, nil
+	return []journal.Op{journal.Set(sandboxKey(rec.ID), encode(keyRecord{
+		Session: s.id, Generation: rec.Generation, PublicKey: key, Provenance: rec.Identity.Provenance,
+	}))}, nil
 }
 
 func (s *session) view(sb *attached, rec *sandboxRecord) *receiptdv1.View {
@@ -342,25 +357,15 @@ func (s *session) limits() *receiptdv1.Limits {
 	}
 }
 
-// prove has the sandbox show what it must; the first promise that does not hold is the error.
-func prove(ctx context.Context, sb *attached) ([]proofRecord, error) {
+// prove has the sandbox show what it must, which is all that its runtime has not conceded beforehand.
+func prove(ctx context.Context, sb *attached, conceded []runtime.Concession) ([]proofRecord, error) {
 	resp, err := sb.receiptd.Prove(ctx, &receiptdv1.ProveRequest{AttachEpoch: sb.epoch})
 	if err != nil {
 		return nil, fmt.Errorf("having sandbox %s prove itself: %w", sb.Identity().SandboxID, err)
 	}
-	var proof []proofRecord
-	var broken []string
-	for _, i := range resp.GetItems() {
-		proof = append(proof, proofRecord{Promise: i.GetPromise(), What: i.GetWhat(), Holds: i.GetHolds(), Detail: i.GetDetail()})
-		if !i.GetHolds() {
-			broken = append(broken, fmt.Sprintf("%s (%s: %s)", i.GetPromise(), i.GetWhat(), i.GetDetail()))
-		}
-	}
-	switch {
-	case len(broken) > 0:
-		return nil, fmt.Errorf("sandbox %s can't prove %s", sb.Identity().SandboxID, strings.Join(broken, ", "))
-	case len(proof) == 0:
-		return nil, fmt.Errorf("sandbox %s proved nothing at all", sb.Identity().SandboxID)
+	proof, err := judgeProof(resp.GetItems(), conceded)
+	if err != nil {
+		return nil, fmt.Errorf("sandbox %s %w", sb.Identity().SandboxID, err)
 	}
 	return proof, nil
 }
@@ -400,8 +405,19 @@ func (s *session) watch(container runtime.Sandbox) {
 }
 
 // stop ends the sandbox, whatever state it is in, and records the evidence. Without the whole set the session is
-// UNCERTAIN and the workspace stays reserved (P5); stop can be called again.
+// UNCERTAIN and the workspace stays reserved (P5); stop can be called again. Intents that waited for the sandbox's runtime
+// come to their end with it.
 func (s *session) stop(why string) (*runtime.Evidence, error) {
+	evidence, err := s.stopSandbox(why)
+	if st := s.state(); st != Ready && st != Executing {
+		for _, e := range s.endAway() {
+			s.reclaim(e)
+		}
+	}
+	return evidence, err
+}
+
+func (s *session) stopSandbox(why string) (*runtime.Evidence, error) {
 	if err := s.apply(EvStop, why, nil); err != nil {
 		return nil, err
 	}
@@ -437,7 +453,7 @@ func (s *session) end(sb *attached) (runtime.Evidence, error) {
 		}
 		s.log.Warn("stopping the sandbox failed, removing it", "sandbox", sb.Identity().SandboxID, "error", err)
 	}
-	rt, err := s.runtime()
+	rt, err := s.host()
 	if err != nil {
 		return runtime.Evidence{}, err
 	}

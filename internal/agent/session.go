@@ -52,6 +52,10 @@ type session struct {
 	looking    bool
 	lookWait   time.Duration
 	stoppedFor string
+	// away is why the runtime of a sandbox of an earlier agent can't be reached, nil if it can; open are the intents that
+	// wait for it (away.go).
+	away error
+	open []*execution
 	// recorded counts outcomes since the start, kept those that retention would count (retention.go).
 	recorded, kept int64
 	// haste has a mutex of its own, which comes last.
@@ -169,6 +173,9 @@ func (s *session) snapshot() *sandboxv1.Session {
 	defer s.mu.Unlock()
 	p := s.rec.proto()
 	p.Conditions = conditionsOf(&s.rec, s.agent.cfg)
+	if away := s.awayReason(); away != "" {
+		p.Reason = away
+	}
 	if s.running != nil {
 		p.RunningExecId = s.running.intent.ExecID
 	}

@@ -31,7 +31,7 @@ func (a *Agent) CreateSession(ctx context.Context, r *sandboxv1.CreateSessionReq
 	if r.GetSessionId() == "" {
 		r.SessionId = "s-" + randomHex(8)
 	}
-	want, err := checkCreate(r, a.cfg)
+	want, err := checkCreate(r, a.cfg, a.hosts.classes())
 	if err != nil {
 		return nil, err
 	}
@@ -168,7 +168,7 @@ func (a *Agent) makeSession(ctx context.Context, r *sandboxv1.CreateSessionReque
 	}()
 	s := newSession(a, sessionRecord{
 		ID: r.GetSessionId(), RequestDigest: digest, OwnerEpoch: 1, State: Idle, CreatedAt: time.Now().UTC(),
-		Workspace: ws, GitLayout: w.GetGitLayout(), Runtime: r.GetRuntime(), Network: r.GetNetwork().GetMode(), Env: r.GetEnv(),
+		Workspace: ws, GitLayout: w.GetGitLayout(), Runtime: r.GetRuntime(), MinIsolation: runtime.Isolation(r.GetMinIsolation()), Network: r.GetNetwork().GetMode(), Env: r.GetEnv(),
 		Resources: resources{CPUs: r.GetResources().GetCpus(), MemoryBytes: r.GetResources().GetMemoryBytes(), Pids: r.GetResources().GetPids()},
 		Caches:    cacheRecords(r.GetCaches()),
 		Notes:     notesOf(a.cfg.Workspace, w.GetGitLayout(), found),
@@ -483,13 +483,13 @@ func (a *Agent) clearExecs(session string) error {
 }
 
 // NodeInfo says what this node is.
-func (a *Agent) NodeInfo(context.Context) *sandboxv1.GetNodeInfoResponse {
+func (a *Agent) NodeInfo(ctx context.Context) *sandboxv1.GetNodeInfoResponse {
 	a.mu.Lock()
 	n := len(a.sessions)
 	a.mu.Unlock()
 	return &sandboxv1.GetNodeInfoResponse{
 		Version: a.opts.Version, BootId: a.bootID, Kernel: kernelRelease(), DefaultRuntime: a.cfg.Runtime.Default,
 		AllowedRuntimes: a.cfg.Runtime.Allowed, StartedAt: timestamppb.New(a.started), Sessions: int32(n),
-		WorkspaceRoots: a.cfg.Workspace.Roots,
+		WorkspaceRoots: a.cfg.Workspace.Roots, Runtimes: a.runtimes(ctx, statusAge),
 	}
 }

@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sandbox-agent/sandbox-agent/internal/runtime"
 	"github.com/sandbox-agent/sandbox-agent/pkg/mounts"
 )
 
@@ -55,8 +56,11 @@ func checkOwn(path string) error {
 
 // checkRootfs refuses a root file system in which no command could be run.
 func checkRootfs(rootfs string) error {
-	if rootfs == "host" {
+	switch runtime.KindOfRootfs(rootfs) {
+	case runtime.RootfsHost:
 		rootfs = "/"
+	case runtime.RootfsImage:
+		return nil // its runtime has it, or fetches it, and looks then
 	}
 	top, err := mounts.OpenSource(rootfs)
 	if err != nil {

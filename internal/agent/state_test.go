@@ -57,6 +57,7 @@ func TestARootFileSystemWithoutBashIsRefusedAtTheStart(t *testing.T) {
 	for _, good := range []string{"host", filepath.Join(dir, "good"), filepath.Join(dir, "merged")} {
 		require.NoError(t, checkRootfs(good), good)
 	}
+	require.NoError(t, checkRootfs("docker.io/library/debian:13"), "an image's runtime looks into it")
 	for name, says := range map[string]string{
 		"none": "name a folder that exists", "empty": "has no /bin/bash", "folder": "is no program", "plain": "is no program", "link": "by its real path",
 	} {

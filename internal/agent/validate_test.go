@@ -62,7 +62,7 @@ func TestABadCreateSessionIsRefusedWithItsFieldAndTheRemedy(t *testing.T) {
 		return &sandboxv1.CreateSessionRequest{SessionId: "s", Workspace: &sandboxv1.Workspace{Repository: "/srv/repo", Worktree: "/srv/wt"}}
 	}
 	c.Caches = map[string]config.Cache{"pip": {Source: "/srv/pip", Path: ".cache/pip"}}
-	filled, err := checkCreate(good(), &c)
+	filled, err := checkCreate(good(), &c, embeddedOnly)
 	require.NoError(t, err)
 	require.Equal(t, "isolated", filled.GetWorkspace().GetGitLayout(), "the default: commands write nothing of the base clone")
 	require.Equal(t, "embedded", filled.GetRuntime())
@@ -90,6 +90,8 @@ func TestABadCreateSessionIsRefusedWithItsFieldAndTheRemedy(t *testing.T) {
 			r.Caches = []*sandboxv1.Cache{{Name: "pip", Path: "x", ReadOnly: true}}
 		}, ErrInvalid, ".cache/pip"},
 		"an unknown runtime":    {func(r *sandboxv1.CreateSessionRequest) { r.Runtime = "kata" }, ErrInvalid, "runtime.allowed"},
+		"too much isolation":    {func(r *sandboxv1.CreateSessionRequest) { r.MinIsolation = sandboxv1.Isolation_SEPARATE_KERNEL }, ErrPrecondition, "runtime.allowed"},
+		"an unknown isolation":  {func(r *sandboxv1.CreateSessionRequest) { r.MinIsolation = 9 }, ErrInvalid, "min_isolation"},
 		"an unknown network":    {func(r *sandboxv1.CreateSessionRequest) { r.Network = &sandboxv1.Network{Mode: "bridge"} }, ErrInvalid, "network.allowed"},
 		"too much memory":       {func(r *sandboxv1.CreateSessionRequest) { r.Resources = &sandboxv1.Resources{MemoryBytes: 1 << 50} }, ErrInvalid, "limits.memory_bytes"},
 		"negative memory":       {func(r *sandboxv1.CreateSessionRequest) { r.Resources = &sandboxv1.Resources{MemoryBytes: -1} }, ErrInvalid, "resources.memory_bytes"},
@@ -104,7 +106,7 @@ func TestABadCreateSessionIsRefusedWithItsFieldAndTheRemedy(t *testing.T) {
 	} {
 		r := good()
 		x.change(r)
-		_, err := checkCreate(r, &c)
+		_, err := checkCreate(r, &c, embeddedOnly)
 		require.ErrorIs(t, err, x.kind, name)
 		require.ErrorContains(t, err, x.says, name)
 	}

@@ -2,6 +2,7 @@ package cli
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"runtime"
 	"text/tabwriter"
@@ -14,8 +15,8 @@ import (
 func checkCommand() *cli.Command {
 	return &cli.Command{
 		Name:        "check",
-		Usage:       "what this node's kernel and runtimes can do, with a remedy for what they can't (not in this version)",
-		Description: "Asks the agent. The exit code is 1 when something is missing.",
+		Usage:       "what this node's kernel and runtimes can do, with a remedy for what they can't",
+		Description: "Asks the agent, which makes no sandbox for it. The exit code is 1 when something is missing.",
 		Flags:       clientFlags(),
 		Action:      runCheck,
 	}
@@ -37,7 +38,7 @@ func runCheck(ctx context.Context, c *cli.Command) error {
 	if c.Bool("json") {
 		err = printJSON(c.Root().Writer, res)
 	} else {
-		err = showChecks(c, res.Checks)
+		err = errors.Join(showChecks(c, res.Checks), showConcessions(c, res.Runtimes))
 	}
 	if err == nil && missing {
 		err = withCode(ExitError, errSilent)
@@ -54,6 +55,20 @@ func showChecks(c *cli.Command, checks []*sandboxv1.NodeCheck) error {
 		fmt.Fprintf(w, "%s\t%s\t%s\t%s\n", word[k.Outcome], k.Feature, k.Purpose, k.Detail)
 		if k.Outcome != sandboxv1.CheckOutcome_CHECK_YES && k.Remedy != "" {
 			fmt.Fprintf(w, "\t\t%s\t\n", k.Remedy)
+		}
+	}
+	return w.Flush()
+}
+
+// showConcessions says what the sandboxes of a runtime can't keep by their nature, and which one only ends what it has.
+func showConcessions(c *cli.Command, runtimes []*sandboxv1.RuntimeStatus) error {
+	w := tabwriter.NewWriter(c.Root().Writer, 0, 8, 2, ' ', 0)
+	for _, r := range runtimes {
+		if !r.Allowed {
+			fmt.Fprintf(w, "note\truntime %s\tis not in runtime.allowed: it only ends the sandboxes that it has\n", r.Name)
+		}
+		for _, x := range r.Concessions {
+			fmt.Fprintf(w, "note\truntime %s\tdoes not keep %s: %s: %s\n", r.Name, x.Promise, x.What, x.Why)
 		}
 	}
 	return w.Flush()

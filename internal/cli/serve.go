@@ -171,22 +171,40 @@ func withoutSlash(path string) string {
 	return path
 }
 
-// newRuntimes makes those of runtime.allowed that are built in; the agent refuses to start without one of the list.
+// newRuntimes makes all that are built in, allowed or not: one that is not may have to end what it still has. The agent
+// refuses to start without one of runtime.allowed.
 func newRuntimes(cfg *config.Config, log *slog.Logger) (map[string]runtime.Runtime, error) {
-	dir := filepath.Join(cfg.StateDir, embedded.Name)
+	all := map[string]runtime.Runtime{}
+	for _, name := range []string{embedded.Name} {
+		dir, err := makeRuntimeDir(cfg.StateDir, name)
+		if err != nil {
+			return nil, err
+		}
+		r, err := newRuntime(name, dir, cfg, log)
+		if err != nil {
+			return nil, err
+		}
+		all[name] = r
+	}
+	return all, nil
+}
+
+// newRuntime reaches for nothing: containerd may be down, and come later.
+func newRuntime(name, dir string, cfg *config.Config, log *slog.Logger) (runtime.Runtime, error) {
+	return embedded.New(embedded.Options{StateDir: dir, Log: log})
+}
+
+func makeRuntimeDir(stateDir, name string) (string, error) {
+	dir := filepath.Join(stateDir, name)
 	// 0711: a container's init, which isn't root on the host, passes through.
 	if err := os.MkdirAll(dir, 0o711); err != nil {
 		hint := ""
 		if errors.Is(err, fs.ErrPermission) || errors.Is(err, unix.EROFS) {
 			hint = ": name a folder that root can write with --state-dir"
 		}
-		return nil, fmt.Errorf("making the state folder %s: %w%s", dir, err, hint)
+		return "", fmt.Errorf("making the state folder %s: %w%s", dir, err, hint)
 	}
-	r, err := embedded.New(embedded.Options{StateDir: dir, Log: log})
-	if err != nil {
-		return nil, err
-	}
-	return map[string]runtime.Runtime{r.Name(): r}, nil
+	return dir, nil
 }
 
 // newLogger writes for a person on a terminal, and for a machine otherwise. The level has been validated.

@@ -78,6 +78,7 @@ func sessionCreateCommand() *cli.Command {
 			&cli.StringFlag{Name: "base", Usage: "what the branch starts from, a `REF` (default: the repository's HEAD)"},
 			&cli.StringFlag{Name: "session", Usage: "the session's id, [A-Za-z0-9._-], 1-64 (default: a new one)"},
 			&cli.StringFlag{Name: "runtime", Usage: "embedded, runc, gvisor or kata (default: the node's)"},
+			&cli.StringFlag{Name: "min-isolation", Usage: "the least `CLASS` of isolation that will do: namespaces, separate-kernel or virtual-machine"},
 			&cli.StringFlag{Name: "git-layout", Usage: "isolated or shared (default: the node's)"},
 			&cli.StringFlag{Name: "network", Usage: "none, bridge or cni (default: the node's)"},
 			&cli.StringSliceFlag{Name: "network-allow", Usage: "a `DESTINATION` that the egress policy lets through; can be given again"},
@@ -141,6 +142,10 @@ func createRequest(c *cli.Command) (*sandboxv1.CreateSessionRequest, error) {
 	if err != nil {
 		return nil, err
 	}
+	isolation, err := parseIsolation(c.String("min-isolation"))
+	if err != nil {
+		return nil, err
+	}
 	memory, err := parseBytes(c.String("memory"))
 	if err != nil {
 		return nil, fmt.Errorf("--memory: %w", err)
@@ -150,13 +155,34 @@ func createRequest(c *cli.Command) (*sandboxv1.CreateSessionRequest, error) {
 		Workspace: &sandboxv1.Workspace{
 			Repository: repo, Worktree: worktree, Branch: c.String("branch"), BaseRef: c.String("base"), GitLayout: c.String("git-layout"),
 		},
-		Runtime:   c.String("runtime"),
-		Resources: &sandboxv1.Resources{Cpus: c.Float("cpus"), MemoryBytes: memory, Pids: c.Int64("pids")},
-		Network:   &sandboxv1.Network{Mode: c.String("network"), Allow: c.StringSlice("network-allow")},
-		Env:       env,
-		Caches:    caches,
-		Grants:    grants,
+		Runtime:      c.String("runtime"),
+		MinIsolation: isolation,
+		Resources:    &sandboxv1.Resources{Cpus: c.Float("cpus"), MemoryBytes: memory, Pids: c.Int64("pids")},
+		Network:      &sandboxv1.Network{Mode: c.String("network"), Allow: c.StringSlice("network-allow")},
+		Env:          env,
+		Caches:       caches,
+		Grants:       grants,
 	}, nil
+}
+
+// isolationText is a class as people write it: "separate-kernel".
+func isolationText(i sandboxv1.Isolation) string {
+	return strings.ReplaceAll(strings.ToLower(i.String()), "_", "-")
+}
+
+// parseIsolation reads what isolationText writes; "" asks for nothing.
+func parseIsolation(s string) (sandboxv1.Isolation, error) {
+	if s == "" {
+		return sandboxv1.Isolation_ISOLATION_UNSPECIFIED, nil
+	}
+	var names []string
+	for i := sandboxv1.Isolation_NAMESPACES; int(i) < len(sandboxv1.Isolation_name); i++ {
+		if isolationText(i) == s {
+			return i, nil
+		}
+		names = append(names, isolationText(i))
+	}
+	return 0, fmt.Errorf("--min-isolation %q: use %s", s, strings.Join(names, ", "))
 }
 
 // cacheFlags reads --cache and --cache-ro.
@@ -247,20 +273,27 @@ func showSession(out io.Writer, s *sandboxv1.Session) error {
 	}
 	row("grants", strings.Join(s.GrantNames, " "))
 	if b := s.GetSandbox(); b != nil {
-		row("sandbox", fmt.Sprintf("%s (%s, %s)", b.Id, b.Runtime, b.State))
+		row("sandbox", fmt.Sprintf("%s (%s, %s, isolation %s)", b.Id, b.Runtime, b.State, isolationText(b.Isolation)))
+		row("made of", provenanceText(b.Provenance))
 		if b.StartedAt != nil {
 			row("started", b.StartedAt.AsTime().Format(time.RFC3339))
 		}
 		held := 0
 		for _, p := range b.Proof {
-			if p.Holds {
+			switch {
+			case p.Holds:
 				held++
-			} else {
+			case p.Conceded:
+				row("conceded", fmt.Sprintf("%s: %s: %s", p.Promise, p.What, p.Detail))
+			default:
 				row("proof", fmt.Sprintf("%s does NOT hold: %s: %s", p.Promise, p.What, p.Detail))
 			}
 		}
 		row("proved", fmt.Sprintf("%d of %d", held, len(b.Proof)))
 		showEvidence(row, b.Evidence)
+	}
+	if s.MinIsolation != sandboxv1.Isolation_ISOLATION_UNSPECIFIED {
+		row("promised", isolationText(s.MinIsolation)+" at least")
 	}
 	row("running", s.RunningExecId)
 	row("queued", strings.Join(s.QueuedExecIds, " "))
@@ -298,6 +331,21 @@ func findingText(f *sandboxv1.GuardFinding) string {
 		}
 	}
 	return strings.Join(append(head, f.Why), ": ")
+}
+
+// provenanceText is what a sandbox was made of, on one line.
+func provenanceText(p *sandboxv1.Provenance) string {
+	if p == nil {
+		return ""
+	}
+	root := p.RootfsKind + " " + p.Rootfs
+	if p.RootfsKind == p.Rootfs {
+		root = "the node's own files"
+	}
+	if p.RootfsDigest != "" && !strings.HasSuffix(p.Rootfs, p.RootfsDigest) {
+		root += " (" + p.RootfsDigest + ")"
+	}
+	return fmt.Sprintf("%s, receiptd sha256 %s, pid1 sha256 %s", root, p.ReceiptdSha256, p.Pid1Sha256)
 }
 
 // showMounts shows the mount plan, in the order in which it is made, with what was seen of its seals.

@@ -11,8 +11,7 @@ import (
 	"github.com/sandbox-agent/sandbox-agent/internal/agent"
 )
 
-// register puts the four services and reflection on a server. Calls that this version does not have come from the
-// generated Unimplemented handlers and say so.
+// register puts the four services and reflection on a server.
 func register(server *connect.Server, a *agent.Agent) {
 	sandboxv1connect.RegisterSessionServiceHandler(server, &sessions{agent: a})
 	sandboxv1connect.RegisterExecServiceHandler(server, &execs{agent: a})
@@ -137,9 +136,10 @@ func (h *execs) CancelExec(ctx context.Context, r *sandboxv1.CancelExecRequest) 
 	return &sandboxv1.CancelExecResponse{Result: result}, nil
 }
 
-type node struct {
-	sandboxv1connect.UnimplementedNodeServiceHandler // CheckNode
-	agent                                            *agent.Agent
+type node struct{ agent *agent.Agent }
+
+func (h *node) CheckNode(ctx context.Context, _ *sandboxv1.CheckNodeRequest) (*sandboxv1.CheckNodeResponse, error) {
+	return h.agent.CheckNode(ctx), nil
 }
 
 func (h *node) GetNodeInfo(ctx context.Context, _ *sandboxv1.GetNodeInfoRequest) (*sandboxv1.GetNodeInfoResponse, error) {
