@@ -1,0 +1,18 @@
+package containerd
+
+import (
+	"os"
+	"testing"
+
+	"github.com/sandbox-agent/sandbox-agent/internal/testkit"
+)
+
+func TestMain(m *testing.M) {
+	if len(os.Args) > 1 && os.Args[1] == "agent" {
+		agentProcess(os.Args[2:])
+		return
+	}
+	code := m.Run()
+	testkit.CleanBinaries()
+	os.Exit(code)
+}
