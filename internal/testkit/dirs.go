@@ -131,5 +131,10 @@ func Reftable(t testing.TB, uid int, repo string) {
 	if e := new(exec.ExitError); !errors.As(err, &e) || e.ExitCode() != helped {
 		t.Skip("this test needs a Git that has the reftable format and git refs migrate (2.46 and newer)")
 	}
+	// Before 2.48 Git migrates no reflog, and refuses where there is one.
+	logs := strings.TrimSpace(GitAs(t, uid, repo, "rev-parse", "--path-format=absolute", "--git-path", "logs"))
+	if err := os.RemoveAll(logs); err != nil {
+		t.Fatal(err)
+	}
 	GitAs(t, uid, repo, "refs", "migrate", "--ref-format=reftable")
 }
