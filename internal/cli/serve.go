@@ -21,6 +21,7 @@ import (
 	"github.com/sandbox-agent/sandbox-agent/internal/config"
 	"github.com/sandbox-agent/sandbox-agent/internal/rpc"
 	"github.com/sandbox-agent/sandbox-agent/internal/runtime"
+	"github.com/sandbox-agent/sandbox-agent/internal/runtime/containerd"
 	"github.com/sandbox-agent/sandbox-agent/internal/runtime/embedded"
 )
 
@@ -175,7 +176,7 @@ func withoutSlash(path string) string {
 // refuses to start without one of runtime.allowed.
 func newRuntimes(cfg *config.Config, log *slog.Logger) (map[string]runtime.Runtime, error) {
 	all := map[string]runtime.Runtime{}
-	for _, name := range []string{embedded.Name} {
+	for _, name := range []string{embedded.Name, containerd.Runc, containerd.GVisor} {
 		dir, err := makeRuntimeDir(cfg.StateDir, name)
 		if err != nil {
 			return nil, err
@@ -191,7 +192,15 @@ func newRuntimes(cfg *config.Config, log *slog.Logger) (map[string]runtime.Runti
 
 // newRuntime reaches for nothing: containerd may be down, and come later.
 func newRuntime(name, dir string, cfg *config.Config, log *slog.Logger) (runtime.Runtime, error) {
-	return embedded.New(embedded.Options{StateDir: dir, Log: log})
+	c := cfg.Containerd
+	of, ok := c.Runtimes.Named(name)
+	if !ok {
+		return embedded.New(embedded.Options{StateDir: dir, Log: log})
+	}
+	return containerd.New(containerd.Options{
+		Name: name, Handler: of.Handler, Binary: of.Binary, Address: c.Address, Namespace: c.Namespace, Snapshotter: c.Snapshotter,
+		StateDir: dir, Log: log,
+	})
 }
 
 func makeRuntimeDir(stateDir, name string) (string, error) {
