@@ -16,6 +16,7 @@ import (
 	"github.com/containerd/typeurl/v2"
 	"github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/status"
 
 	"github.com/sandbox-agent/sandbox-agent/internal/runtime"
 )
@@ -36,15 +37,24 @@ func (r *Runtime) call(ctx context.Context) (context.Context, context.CancelFunc
 
 // failed says what was being done, and whether containerd did not answer: then the error wraps runtime.ErrUnreachable.
 func (r *Runtime) failed(doing string, err error) error {
-	err = errgrpc.ToNative(err)
+	err = native(err)
 	if errdefs.IsUnavailable(err) || errdefs.IsDeadlineExceeded(err) || errors.Is(err, context.DeadlineExceeded) || errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("%s: %w: does containerd run, and is %s its socket (containerd.address)? %w", doing, runtime.ErrUnreachable, r.opts.Address, err)
 	}
 	return fmt.Errorf("%s: %w", doing, err)
 }
 
+// native is a call's error in containerd's own classes. Some of the client's services answer with these already, which
+// another translation would take away.
+func native(err error) error {
+	if _, raw := status.FromError(err); raw {
+		return errgrpc.ToNative(err)
+	}
+	return err
+}
+
 // missing says whether containerd knows nothing of what it was asked for.
-func missing(err error) bool { return errdefs.IsNotFound(errgrpc.ToNative(err)) }
+func missing(err error) bool { return errdefs.IsNotFound(native(err)) }
 
 // createContainer records a container in containerd. Nothing runs.
 func (r *Runtime) createContainer(ctx context.Context, spec runtime.Spec, oci *specs.Spec) error {

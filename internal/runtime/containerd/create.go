@@ -36,6 +36,10 @@ func (r *Runtime) Create(ctx context.Context, spec runtime.Spec) (runtime.Sandbo
 	if _, err := r.records().Read(spec.SandboxID); !errors.Is(err, os.ErrNotExist) {
 		return nil, fmt.Errorf("starting sandbox %s: %w: there is one with this id", spec.SandboxID, os.ErrExist)
 	}
+	// Before anything is made: without containerd it could not be taken away again either.
+	if err := r.Reachable(ctx); err != nil {
+		return nil, fmt.Errorf("starting sandbox %s: %w", spec.SandboxID, err)
+	}
 	s, err := r.create(ctx, spec)
 	if err == nil {
 		return s, nil
@@ -71,10 +75,6 @@ func (s *start) Close() {
 }
 
 func (r *Runtime) create(ctx context.Context, spec runtime.Spec) (*Sandbox, error) {
-	// Before anything is made: a containerd that is down is the usual reason of a failure.
-	if err := r.Reachable(ctx); err != nil {
-		return nil, err
-	}
 	all, err := hostkernel.Hierarchies()
 	if err != nil {
 		return nil, err

@@ -56,12 +56,25 @@ func newHost(t testing.TB, transport Transport) *host {
 			cancel()
 			require.NoError(t, err)
 		}
-		containers, leases, shims := h.d.Left()
-		require.Zero(t, containers, "containers are left")
-		require.Zero(t, leases, "leases are left")
-		require.Zero(t, shims, "shims are left")
+		h.nothingLeft()
 	})
 	return h
+}
+
+// nothingLeft asserts that containerd has nothing of any sandbox, and waits for shims that are ending.
+func (h *host) nothingLeft() {
+	h.t.Helper()
+	containers, leases := h.d.Left()
+	require.Zero(h.t, containers, "containers are left")
+	require.Zero(h.t, leases, "leases are left")
+	containerd.Until(h.t, "the shims end", func() bool { return len(h.d.Shims()) == 0 })
+}
+
+// serve starts containerd again, and waits until the runtime's connection is there again too.
+func (h *host) serve() {
+	h.t.Helper()
+	h.d.Serve()
+	containerd.Until(h.t, "the runtime reaches containerd", func() bool { return h.r.Reachable(bound(h.t)) == nil })
 }
 
 // runtime makes a runtime on the same state, as a restarted agent does.

@@ -15,6 +15,12 @@ import (
 	"github.com/sandbox-agent/sandbox-agent/pkg/mounts"
 )
 
+// Starting a container takes threads that enter its mount namespace and end with their goroutine; libcontainer has
+// one of these too. The process's first thread can't end: it would stay in there for ever, and /proc/self, which is the
+// first thread's, would show the container's mounts. So the main goroutine keeps that thread to itself: LockOSThread in
+// an init function makes main run on it (runtime documentation).
+func init() { goruntime.LockOSThread() }
+
 // attachment is a detached mount and where it goes.
 type attachment struct {
 	target string

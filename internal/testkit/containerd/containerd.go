@@ -198,8 +198,8 @@ func (d *Daemon) end() {
 	}
 }
 
-// Left is what it still knows of: containers and leases, and how many shims run.
-func (d *Daemon) Left() (containers, leases, shims int) {
+// Left is how many containers and leases it still knows of.
+func (d *Daemon) Left() (containers, leases int) {
 	d.T.Helper()
 	c := d.Client()
 	defer c.Close()
@@ -209,7 +209,7 @@ func (d *Daemon) Left() (containers, leases, shims int) {
 	require.NoError(d.T, err)
 	ls, err := c.LeasesService().List(ctx)
 	require.NoError(d.T, err)
-	return len(cs), len(ls), len(d.Shims())
+	return len(cs), len(ls)
 }
 
 // Until polls for something that comes by itself, and fails the test when it never does.

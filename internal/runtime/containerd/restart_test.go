@@ -1,0 +1,323 @@
+package containerd
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+
+	"github.com/sandbox-agent/sandbox-agent/internal/runtime"
+	"github.com/sandbox-agent/sandbox-agent/internal/runtime/hostkernel"
+	"github.com/sandbox-agent/sandbox-agent/internal/testkit/containerd"
+)
+
+// gated is a command that says that it runs, waits for the file "gate" and says so.
+const gated = "echo running; touch started; until [ -e gate ]; do sleep 0.02; done; rm -f gate started; echo ended"
+
+// opens lets a gated command go on.
+func opens(t testing.TB, spec runtime.Spec) {
+	t.Helper()
+	require.NoError(t, os.WriteFile(filepath.Join(spec.Workspace.Worktree, "gate"), nil, 0o666))
+	require.NoError(t, os.Chown(filepath.Join(spec.Workspace.Worktree, "gate"), 1234, 1234))
+}
+
+func awaitStarted(t testing.TB, spec runtime.Spec) {
+	t.Helper()
+	containerd.Until(t, "the command runs", func() bool {
+		_, err := os.Stat(filepath.Join(spec.Workspace.Worktree, "started"))
+		return err == nil
+	})
+}
+
+// agent starts an agent of its own process that makes a sandbox.
+func (h *host) agent(spec runtime.Spec) (*exec.Cmd, runtime.Identity) {
+	h.t.Helper()
+	opts := h.opts
+	opts.Log = nil
+	o, err := json.Marshal(opts)
+	require.NoError(h.t, err)
+	s, err := json.Marshal(spec)
+	require.NoError(h.t, err)
+	cmd := exec.Command(os.Args[0], "agent", string(o), string(s))
+	cmd.Stderr = os.Stderr
+	out, err := cmd.StdoutPipe()
+	require.NoError(h.t, err)
+	require.NoError(h.t, cmd.Start())
+	var id runtime.Identity
+	line, err := bufio.NewReader(out).ReadBytes('\n')
+	require.NoError(h.t, err)
+	require.NoError(h.t, json.Unmarshal(line, &id))
+	return cmd, id
+}
+
+func TestACommandGoesOnWhenAgentsComeAndGo(t *testing.T) {
+	for _, transport := range []Transport{Socket, Attach} {
+		t.Run(string(transport), func(t *testing.T) {
+			h := newHost(t, transport)
+			spec := h.spec(0)
+			cmd, id := h.agent(spec)
+			require.NoError(t, cmd.Process.Kill())
+			_ = cmd.Wait()
+
+			first, err := h.r.Load(bound(t), id)
+			require.NoError(t, err)
+			a := h.attach(first, spec, 1)
+			a.begin("long", gated)
+			awaitStarted(t, spec)
+
+			// As after another crash: the first connection is still there, and loses.
+			second, err := h.runtime().Load(bound(t), id)
+			require.NoError(t, err)
+			b := h.attach(second, spec, 2)
+			_, err = a.receiptd.Info(bound(t), nil)
+			require.Error(t, err, "the older connection is closed")
+			opens(t, spec)
+			p := b.await("long")
+			require.EqualValues(t, 0, p.ExitCode)
+			require.EqualValues(t, len("running\nended\n"), p.Stdout.Bytes)
+			out, _ := b.run("echo again")
+			require.Equal(t, "again", out)
+			require.LessOrEqual(t, len(h.attaches(id)), 1, "the older attach process is gone")
+			require.NoError(t, first.Close())
+			h.stop(second)
+		})
+	}
+}
+
+// attaches are the attach processes of a sandbox.
+func (h *host) attaches(id runtime.Identity) (pids []int) {
+	for _, pid := range (hostkernel.Tree{Dirs: id.Cgroups}).Pids() {
+		line, _ := os.ReadFile(filepath.Join("/proc", itoa(pid), "cmdline"))
+		if strings.HasSuffix(string(line), "\x00attach\x00") {
+			pids = append(pids, pid)
+		}
+	}
+	return pids
+}
+
+func TestP5ContainerdIsKilledInTheMiddleOfACommand(t *testing.T) {
+	for _, transport := range []Transport{Socket, Attach} {
+		t.Run(string(transport), func(t *testing.T) {
+			h := newHost(t, transport)
+			spec := h.spec(0)
+			s := h.create(spec)
+			a := h.attach(s, spec, 1)
+			a.begin("long", gated)
+			awaitStarted(t, spec)
+			h.d.Kill()
+
+			opens(t, spec)
+			require.EqualValues(t, 0, a.await("long").ExitCode, "the streams are the shim's, the socket receiptd's")
+			out, _ := a.run("echo without containerd")
+			require.Equal(t, "without containerd", out)
+			_, err := h.r.List(bound(t))
+			require.ErrorIs(t, err, runtime.ErrUnreachable)
+			_, err = h.r.Create(bound(t), h.spec(1))
+			require.ErrorIs(t, err, runtime.ErrUnreachable)
+			require.ErrorIs(t, h.r.Check(bound(t)), runtime.ErrUnreachable)
+
+			loaded, err := h.runtime().Load(bound(t), s.Identity())
+			require.NoError(t, err, "absence in containerd says nothing")
+			require.NoError(t, loaded.Close())
+			ev, err := s.Stop(bound(t))
+			require.ErrorIs(t, err, runtime.ErrNoEvidence)
+			require.ErrorIs(t, err, runtime.ErrUnreachable)
+			require.False(t, ev.Complete)
+			<-s.Exited()
+
+			h.serve()
+			ev = h.stop(s)
+			require.Equal(t, []string{"cgroup_empty", "deleted", "exit_event", "pidfd"}, sources(ev))
+		})
+	}
+}
+
+func TestP5TheEndOfASandboxIsFoundThatContainerdMissed(t *testing.T) {
+	h := newHost(t, Socket)
+	spec := h.spec(0)
+	s := h.create(spec)
+	require.NoError(t, s.Close())
+	h.d.Kill()
+	require.NoError(t, unix.Kill(s.Identity().Pid, unix.SIGKILL))
+	h.serve()
+	containerd.Until(t, "it is seen to be gone", func() bool {
+		loaded, err := h.r.Load(bound(t), s.Identity())
+		if err == nil {
+			loaded.Close()
+		}
+		return err != nil
+	})
+	_, err := h.r.Load(bound(t), s.Identity())
+	require.ErrorIs(t, err, runtime.ErrNotFound)
+	ev, err := h.r.Remove(bound(t), s.Identity())
+	require.NoError(t, err)
+	require.Equal(t, []string{"cgroup_empty", "deleted", "exit_event", "pidfd"}, sources(ev))
+}
+
+func TestP5AHangingContainerdIsNoEvidenceAndNoHang(t *testing.T) {
+	h := newHost(t, Socket)
+	spec := h.spec(0)
+	s := h.create(spec)
+	a := h.attach(s, spec, 1)
+	h.d.Signal(syscall.SIGSTOP)
+	out, _ := a.run("echo goes on")
+	require.Equal(t, "goes on", out)
+
+	h.opts.CallTime = 1 // a nanosecond: whatever does not answer at once
+	hurried := h.runtime()
+	h.opts.CallTime = 0
+	require.ErrorIs(t, hurried.Reachable(bound(t)), runtime.ErrUnreachable)
+	other := h.spec(1)
+	_, err := hurried.Create(bound(t), other)
+	require.ErrorIs(t, err, runtime.ErrUnreachable)
+	require.NoDirExists(t, other.Dir)
+	_, err = hurried.Remove(bound(t), s.Identity())
+	require.ErrorIs(t, err, runtime.ErrNoEvidence)
+	require.ErrorIs(t, err, runtime.ErrUnreachable)
+	<-s.Exited()
+	require.DirExists(t, spec.Dir, "what is left can still be found")
+
+	h.d.Signal(syscall.SIGCONT)
+	h.stop(s)
+}
+
+func TestP5AShimThatIsStoppedOrKilled(t *testing.T) {
+	h := newHost(t, Socket)
+	t.Run("stopped: no evidence before it goes on", func(t *testing.T) {
+		spec := h.spec(0)
+		s := h.create(spec)
+		a := h.attach(s, spec, 1)
+		shim := h.d.Shims()
+		require.Len(t, shim, 1)
+		require.NoError(t, unix.Kill(shim[0], unix.SIGSTOP))
+		out, _ := a.run("echo goes on")
+		require.Equal(t, "goes on", out)
+		ctx, cancel := context.WithCancel(bound(t))
+		go func() {
+			<-s.Exited() // by pidfd; the shim tells nobody
+			cancel()
+		}()
+		_, err := s.Stop(ctx)
+		require.ErrorIs(t, err, runtime.ErrNoEvidence)
+		require.NoError(t, unix.Kill(shim[0], unix.SIGCONT))
+		h.stop(s)
+	})
+	t.Run("killed: the sandbox ends and its end is found", func(t *testing.T) {
+		spec := h.spec(1)
+		s := h.create(spec)
+		a := h.attach(s, spec, 1)
+		a.begin("long", gated)
+		awaitStarted(t, spec)
+		shim := h.d.Shims()
+		require.Len(t, shim, 1)
+		require.NoError(t, unix.Kill(shim[0], unix.SIGKILL))
+		ev := h.stop(s)
+		require.Equal(t, []string{"cgroup_empty", "deleted", "exit_event", "pidfd"}, sources(ev))
+	})
+}
+
+func TestP13AStalledStreamBlocksNoCommandAndIsReplaced(t *testing.T) {
+	h := newHost(t, Attach)
+	spec := h.spec(0)
+	s := h.create(spec)
+	a := h.attach(s, spec, 1)
+	pids := h.attaches(s.Identity())
+	require.Len(t, pids, 1)
+	require.NoError(t, unix.Kill(pids[0], unix.SIGSTOP), "from here on nobody carries anything")
+	b := h.attach(s, spec, 2)
+	require.NotContains(t, h.attaches(s.Identity()), pids[0], "a new attach ends the old one")
+	require.Len(t, h.attaches(s.Identity()), 1)
+
+	// Nobody reads what this one prints, and then nobody carries it.
+	b.begin("flood", "head -c 30000000 /dev/zero; touch done")
+	require.NoError(t, unix.Kill(h.attaches(s.Identity())[0], unix.SIGSTOP))
+	containerd.Until(t, "the command ends", func() bool {
+		_, err := os.Stat(filepath.Join(spec.ReceiptsDir, "flood.json"))
+		return err == nil
+	})
+	require.EqualValues(t, 30000000, a.predicate("flood").Stdout.Bytes)
+	c := h.attach(s, spec, 3)
+	out, _ := c.run("ls done")
+	require.Equal(t, "done", out)
+	des, err := os.ReadDir(attachesDir(spec.Dir))
+	require.NoError(t, err)
+	require.Len(t, des, 1, "the streams of the older ones are removed")
+	h.stop(s)
+}
+
+func TestP14AFailedStartIsAnErrorAndNothingOfItIsLeft(t *testing.T) {
+	h := newHost(t, Socket)
+	for i, c := range []struct {
+		name   string
+		change func(s *runtime.Spec)
+		says   string
+	}{
+		{"receiptd is missing", func(s *runtime.Spec) { s.Receiptd = "/nonexistent/receiptd" }, "/nonexistent/receiptd"},
+		{"receiptd ends at once", func(s *runtime.Spec) { s.Receiptd = s.Pid1 }, "it ended"},
+		{"receiptd was swapped", func(s *runtime.Spec) { s.ReceiptdSHA256 = strings.Repeat("0", 64) }, runtime.ErrSwapped.Error()},
+		{"receiptd is no program", func(s *runtime.Spec) { s.Receiptd = "/etc/passwd" }, "it ended"},
+		{"the root file system is missing", func(s *runtime.Spec) { s.Rootfs = "/nonexistent" }, "/nonexistent"},
+		{"an image", func(s *runtime.Spec) { s.Rootfs = "example.org/image@sha256:" + strings.Repeat("0", 64) }, "no image"},
+		{"the worktree has gone", func(s *runtime.Spec) {
+			require.NoError(t, os.Rename(s.Workspace.Worktree, s.Workspace.Worktree+".x"))
+		}, "wt-topic"},
+		{"a network mode that is not there", func(s *runtime.Spec) { s.Network = "bridge" }, "bridge"},
+		{"ids that begin at root", func(s *runtime.Spec) { s.IDs.HostBase = 0 }, "root"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			spec := h.spec(uint32(i))
+			c.change(&spec)
+			_, err := h.r.Create(bound(t), spec)
+			require.ErrorContains(t, err, c.says)
+			ids, err := h.r.List(bound(t))
+			require.NoError(t, err)
+			require.Empty(t, ids)
+			require.NoDirExists(t, spec.Dir)
+		})
+	}
+}
+
+func TestManyComeAndGoAndNothingIsLeft(t *testing.T) {
+	n := 24
+	if os.Getenv("SANDBOX_TEST_LONG") != "" {
+		n = 200
+	}
+	h := newHost(t, Socket)
+	one := h.spec(0)
+	const atOnce = 4
+	errs := make(chan error, n)
+	for w := range atOnce {
+		go func() {
+			for i := w; i < n; i += atOnce {
+				errs <- h.upAndDown(one, newID(t), uint32(w))
+			}
+		}()
+	}
+	for range n {
+		require.NoError(t, <-errs)
+	}
+	h.nothingLeft()
+	des, err := os.ReadDir(filepath.Join(h.state, "records"))
+	require.NoError(t, err)
+	require.Empty(t, des)
+}
+
+// upAndDown makes a sandbox like another one and stops it.
+func (h *host) upAndDown(spec runtime.Spec, id string, slot uint32) error {
+	spec.SandboxID, spec.Dir, spec.ReceiptsDir = id, filepath.Join(h.state, id), filepath.Join(h.state, "receipts-"+id)
+	spec.IDs.HostBase += slot * 65536
+	s, err := h.r.Create(bound(h.t), spec)
+	if err != nil {
+		return err
+	}
+	_, err = s.Stop(bound(h.t))
+	return err
+}
