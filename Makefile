@@ -17,7 +17,7 @@ REPO ?= $(CURDIR)
 BIN ?= bin
 FUZZTIME ?= 20s
 
-.PHONY: help setup build demo test test-long test-kernel test-git bench lint generate generate-check fuzz clean FORCE
+.PHONY: help setup build demo test test-long test-kernel test-git runtimes bench lint generate generate-check fuzz clean FORCE
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -63,6 +63,10 @@ test-git: ## everything that asks Git, with Debian's 2.47 and newer in the place
 	@scripts/need-root.sh "make test-git"
 	@scripts/setup.sh build test
 	@scripts/test-git.sh $(TESTFLAGS)
+
+runtimes: ## build the containerd, runc, CNI plugins and gVisor that tests start (once; without them these tests are skipped)
+	@scripts/setup.sh build runtimes
+	@scripts/containerd.sh
 
 bench: ## measure against bare bash, the durable floor, bwrap, runc and crun (BENCHFLAGS: see go run ./bench -h)
 	@scripts/need-root.sh "make bench"
