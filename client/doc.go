@@ -38,7 +38,8 @@
 // with the pinned key, is of this session, exec, sandbox and generation, of this request (its digest; CancelExec and
 // GetExec don't know the request: compare Result.Verified.RequestDigest with RequestDigest), and if every field that the
 // receipt holds too, the kept output included, is the receipt's. Otherwise the error is ErrUnverified. The nonce is the
-// agent's and known to nobody else: the agent compares it with its intent, the client wants it to be there.
+// agent's, made for this one start: the client compares it with the one that the agent recorded with its intent, where the
+// answer has that.
 //
 // No receipt stands behind: Harvest, RefusedDestinations, Evidence, Reason, OutputInfo.File, NOT_STARTED, UNCERTAIN, and CANCELLED where
 // the sandbox had to be stopped under the command. These are the agent's word. CANCELLED is taken only with a receipt or

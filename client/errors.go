@@ -33,7 +33,8 @@ var (
 
 	// ErrNotStarted: the command certainly did not run, neither by this call nor by an earlier one with this id; of a
 	// session that was deleted nobody knows the latter. With ExecError.Result the agent has recorded that, and the exec id
-	// is used up. Without one the agent refused, or was never reached, and the same id may be used again.
+	// is used up. Without one the agent refused, or was never reached, and the same id may be used again; not so with
+	// ErrAlreadyExists: the id is another request's, which may have run.
 	ErrNotStarted = errors.New("not started")
 	// ErrUncertain: the command may have run, wholly, partly or not at all, and may still run. The same request with the
 	// same exec id may find out, and is safe; repeating it under another id is not: look at the workspace first.
@@ -93,7 +94,7 @@ func failed(ctx context.Context, op string, err error) error {
 	case neverSent(err):
 		out.kind = ErrNoAgent
 	case ctx.Err() != nil:
-		out.cause = fmt.Errorf("%w: %w", context.Cause(ctx), err)
+		out.cause = &over{context.Cause(ctx), err}
 	case !ok || !e.IsRemote():
 		out.kind = ErrConnectionLost
 	default:
@@ -101,6 +102,12 @@ func failed(ctx context.Context, op string, err error) error {
 	}
 	return out
 }
+
+// over is a call whose context ended. What the transport made of that is a cause too, and would only say it again.
+type over struct{ why, transport error }
+
+func (e *over) Error() string   { return e.why.Error() }
+func (e *over) Unwrap() []error { return []error{e.why, e.transport} }
 
 // neverSent says that the error came before anything reached an agent.
 func neverSent(err error) bool {

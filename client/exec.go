@@ -143,7 +143,7 @@ func (c *Client) run(ctx context.Context, r *sandboxv1.ExecRequest, once func() 
 			return nil, give(ErrUncertain, err)
 		}
 		if !p.wait(ctx) {
-			if ctx.Err() != nil {
+			if _, said := errors.AsType[*over](err); ctx.Err() != nil && !said {
 				err = fmt.Errorf("%w: %w", context.Cause(ctx), err)
 			}
 			return nil, give(ErrUncertain, err)

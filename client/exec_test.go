@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"connectrpc.com/connect/v2"
@@ -108,6 +109,7 @@ func TestACallerWhoseTimeIsOverHasStartedNothingBeforeAndMayHaveAfter(t *testing
 	_, err := c.Stream(ctx, &sandboxv1.StreamExecRequest{Exec: request()}, func(Chunk) error { cancel(why); return nil })
 	require.ErrorIs(t, err, ErrUncertain)
 	require.ErrorIs(t, err, why)
+	require.Equal(t, 1, strings.Count(err.Error(), why.Error()), err.Error())
 	_, err = c.Exec(ctx, request())
 	require.ErrorIs(t, err, ErrNotStarted)
 	require.ErrorIs(t, err, why)

@@ -29,6 +29,7 @@ type scripted struct {
 	watches  []*sandboxv1.WatchEventsRequest
 	lookUps  int
 	session  *sandboxv1.Session
+	earlier  map[string]*sandboxv1.SandboxKey
 	recorded bool // GetExec knows the exec
 	expired  bool // … but no more than that
 }
@@ -104,10 +105,10 @@ func (s *scripted) GetExec(context.Context, *sandboxv1.GetExecRequest) (*sandbox
 	return nil, connect.NewError(connect.CodeNotFound, "no exec of that id")
 }
 
-func (s *scripted) GetSession(context.Context, *sandboxv1.GetSessionRequest) (*sandboxv1.GetSessionResponse, error) {
+func (s *scripted) GetSession(_ context.Context, r *sandboxv1.GetSessionRequest) (*sandboxv1.GetSessionResponse, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return &sandboxv1.GetSessionResponse{Session: s.session}, nil
+	return &sandboxv1.GetSessionResponse{Session: s.session, SandboxKey: s.earlier[r.GetSandboxId()]}, nil
 }
 
 func (s *scripted) CreateSession(_ context.Context, r *sandboxv1.CreateSessionRequest) (*sandboxv1.CreateSessionResponse, error) {

@@ -2,6 +2,7 @@ package client
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/ed25519"
 	"crypto/sha256"
@@ -34,8 +35,8 @@ func (p Pin) equal(o Pin) bool {
 }
 
 // Keyring holds the pinned keys of sandboxes, by the sandbox's id. The zero value is empty and ready; several Clients
-// may share one. A session's record names its newest sandbox only, so a control plane that wants to verify an older
-// answer again after its own restart stores what All gives and puts it back with Pin.
+// may share one. The agent gives the key of an older sandbox too, as long as it has it on record; a control plane that wants to
+// verify older answers with what it saw before its own restart stores what All gives and puts it back with Pin.
 type Keyring struct {
 	mu   sync.Mutex
 	pins map[string]Pin
@@ -122,15 +123,15 @@ func (c *Client) verify(ctx context.Context, session, exec, digest string, r *sa
 	return p, nil
 }
 
-// pinOf gives the pinned key of a sandbox; one that nobody has seen yet was started for this very command, and is the one
-// of the session's record.
+// pinOf gives the pinned key of a sandbox. One that nobody has seen yet was started for this very command, or is an earlier
+// one whose key this program has not stored: the agent is asked.
 func (c *Client) pinOf(ctx context.Context, session, sandbox string) (Pin, error) {
 	if pin, ok := c.keys.get(sandbox); ok {
 		return pin, nil
 	}
 	p := c.newPatience()
 	for {
-		_, err := c.GetSession(ctx, session)
+		err := c.learnKey(ctx, session, sandbox)
 		if err == nil {
 			break
 		}
@@ -140,9 +141,26 @@ func (c *Client) pinOf(ctx context.Context, session, sandbox string) (Pin, error
 	}
 	pin, ok := c.keys.get(sandbox)
 	if !ok {
-		return Pin{}, fmt.Errorf("the key of sandbox %s is not pinned, and the session has another sandbox now: pin a sandbox's key while it is the session's newest (Keyring)", sandbox)
+		return Pin{}, fmt.Errorf("the key of sandbox %s is not pinned, and the agent has it no more: keep what is pinned (Keyring)", sandbox)
 	}
 	return pin, nil
+}
+
+// learnKey pins the keys of the session's newest sandbox and of the one that is asked for, as far as the agent has it on
+// record.
+func (c *Client) learnKey(ctx context.Context, session, sandbox string) error {
+	res, err := c.api.Sessions.GetSession(ctx, &sandboxv1.GetSessionRequest{SessionId: session, SandboxId: sandbox})
+	if err != nil {
+		return failed(ctx, "reading session "+session, err)
+	}
+	if _, err := c.seen(res.GetSession()); err != nil {
+		return err
+	}
+	k := res.GetSandboxKey()
+	if k == nil {
+		return nil
+	}
+	return c.keys.Pin(k.GetSandboxId(), Pin{session, k.GetGeneration(), k.GetPublicKey()})
 }
 
 // withoutReceipt says whether an answer may be without a receipt.
@@ -175,7 +193,7 @@ func VerifyResult(r *sandboxv1.ExecResult, pin Pin, digest string) (*receipt.Pre
 	}
 	want := verify.Expect{
 		SessionID: pin.SessionID, SandboxID: r.GetSandboxId(), ExecID: r.GetExecId(), Generation: pin.Generation,
-		Nonce: p.Nonce, RequestDigest: digest,
+		Nonce: cmp.Or(r.GetNonce(), p.Nonce), RequestDigest: digest,
 	}
 	if err := want.Match(p); err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrUnverified, err)

@@ -206,6 +206,43 @@ func TestASandboxWhoseKeyWasNeverSeenIsNotBelieved(t *testing.T) {
 	require.Empty(t, c.Keys().All())
 }
 
+func TestTheKeyOfAnEarlierSandboxIsAskedForAndThenPinned(t *testing.T) {
+	old, now, forger := newSigner(t), newSigner(t), newSigner(t)
+	req := request()
+	req.ExecId = "e1"
+	answer := old.result(req, "x")
+	script, c := serveScript(t, Options{}, turn{result: answer}, turn{result: forger.result(req, "y")}, turn{result: answer})
+	script.session = now.session()
+	script.session.Sandbox.Id, script.session.Sandbox.Generation = "sb-2", 4
+	script.earlier = map[string]*sandboxv1.SandboxKey{"sb-1": {SandboxId: "sb-1", Generation: 3, PublicKey: old.key.Public()}}
+	_, err := c.Exec(t.Context(), req)
+	require.NoError(t, err)
+	require.Equal(t, old.pin(), c.Keys().All()["sb-1"])
+	script.earlier["sb-1"].PublicKey = forger.key.Public()
+	_, err = c.Exec(t.Context(), req)
+	require.ErrorIs(t, err, verify.ErrSignature, "it is not asked for again")
+	_, err = c.Exec(t.Context(), req)
+	require.NoError(t, err)
+}
+
+// A receipt of the same request under the same id, which another start had signed, for example of a copy of the node's state.
+func TestP2AReceiptOfAnotherStartIsRefused(t *testing.T) {
+	s := newSigner(t)
+	req := request()
+	req.ExecId = "e1"
+	res := s.result(req, "x")
+	res.Nonce = strings.Repeat("ab", 32)
+	_, err := VerifyResult(res, s.pin(), RequestDigest(req))
+	require.NoError(t, err, "the control case")
+	res.Nonce = strings.Repeat("cd", 32)
+	_, err = VerifyResult(res, s.pin(), RequestDigest(req))
+	require.ErrorIs(t, err, verify.ErrMismatch)
+	require.ErrorContains(t, err, "nonce")
+	res.Nonce = ""
+	_, err = VerifyResult(res, s.pin(), RequestDigest(req))
+	require.NoError(t, err, "an agent that does not say it")
+}
+
 func TestP13AStreamThatIsNotWhatWasHashedIsRefused(t *testing.T) {
 	s := newSigner(t)
 	for i, c := range []struct {

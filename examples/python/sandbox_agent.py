@@ -4,9 +4,9 @@
     agent.call("SessionService/CreateSession", {"sessionId": "s1", "workspace": {...}})
     result = agent.exec("s1", "make test", exec_id="job-17-test")
 
-It never runs anything twice: exec() asks a lost connection again with the same id and request. It compares an answer with
-its receipt, but can't check the receipt's signature, for Python's standard library has no Ed25519: the Go package client
-does, and so does "sandbox-agent receipt verify".
+It never runs anything twice: exec() asks a lost connection again with the same id and request. It verifies each receipt with
+its sandbox's key (ed25519.py), and compares the answer with it. The key is what the agent said of the sandbox when it was
+first seen, and is pinned from then on: a program that may be restarted stores Agent.keys and puts it back.
 
 The protocol is Connect's: POST /sandbox.v1.SERVICE/METHOD with a JSON body; an error has another HTTP status than 200 and
 the body {"code": ..., "message": ...}. Numbers of 64 bits are strings in JSON, bytes are base64, and fields that are zero
@@ -21,6 +21,8 @@ import secrets
 import socket
 import struct
 import time
+
+import ed25519
 
 
 class AgentError(Exception):
@@ -70,6 +72,7 @@ class Agent:
 
     def __init__(self, path="/run/sandbox-agent/exec.sock", retry_for=60.0):
         self.path, self.retry_for = path, retry_for
+        self.keys = {}  # the public keys of sandboxes by (session, sandbox), base64
 
     def call(self, method, request):
         """One call, for example "SessionService/GetSession". It is never repeated by itself."""
@@ -153,6 +156,10 @@ class Agent:
         result.setdefault("exitCode", 0)
         try:
             _compare(request, result)
+            if "receipt" in result:
+                self._verify(request["sessionId"], result)
+        except (AgentError, NoAgent, ConnectionLost) as e:
+            raise Uncertain(exec_id, f"the key of its sandbox can't be had: {e}") from e
         except (ValueError, KeyError, TypeError) as e:
             raise Uncertain(exec_id, f"the answer is not its receipt's: {e!r}") from e
         if status in ("EXITED", "SIGNALED", "TIMED_OUT", "KILLED", "CANCELLED"):
@@ -161,8 +168,26 @@ class Agent:
         raise kind(exec_id, f"{status}: {result.get('reason', '')}", result)
 
 
+    def _verify(self, session, result):
+        """Refuses a receipt that its sandbox has not signed."""
+        name = (session, result["sandboxId"])
+        if name not in self.keys:
+            found = self.call("SessionService/GetSession", {"sessionId": session, "sandboxId": result["sandboxId"]})
+            self.keys[name] = found["sandboxKey"]["publicKey"]
+        if not signed_by(base64.b64decode(self.keys[name]), base64.b64decode(result["receipt"])):
+            raise ValueError("the receipt's signature is not its sandbox's")
+
+
+def signed_by(key, envelope):
+    """Says whether a DSSE envelope, for example the file of a receipt, has a signature of the key (32 bytes)."""
+    e = json.loads(envelope)
+    kind, payload = e["payloadType"].encode(), base64.b64decode(e["payload"])
+    message = b"DSSEv1 %d %s %d %s" % (len(kind), kind, len(payload), payload)
+    return any(ed25519.verify(key, message, base64.b64decode(s["sig"])) for s in e["signatures"])
+
+
 def receipt(result):
-    """What a result's receipt says. Its signature is not checked."""
+    """What a result's receipt says; exec() has verified it."""
     return json.loads(base64.b64decode(json.loads(base64.b64decode(result["receipt"]))["payload"]))["predicate"]
 
 
@@ -198,6 +223,8 @@ def _compare(request, result):
             raise ValueError("there is no receipt")
         return
     signed = receipt(result)
+    if signed["sandboxId"] != result["sandboxId"] or result.get("nonce", signed["nonce"]) != signed["nonce"]:
+        raise ValueError("sandbox or nonce differ")
     said = [result["sessionId"], result["execId"], request_digest(request), int(result["generation"]), result["exitCode"]]
     if said != [signed[k] for k in ("sessionId", "execId", "requestDigest", "generation", "exitCode")]:
         raise ValueError("session, exec, request, generation or exit code differ")

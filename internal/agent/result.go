@@ -37,7 +37,7 @@ func resultOf(in *intentRecord, p *proven) *sandboxv1.ExecResult {
 			UserCpu: durationpb.New(pr.Usage.UserCPU), SystemCpu: durationpb.New(pr.Usage.SystemCPU),
 			MaxRssBytes: pr.Usage.MaxRSS, PeakMemoryBytes: pr.Usage.PeakMemory,
 		},
-		Receipt: p.envelope,
+		Receipt: p.envelope, Nonce: in.Nonce,
 	}
 	r.Reason = reasonOf(r.GetStatus(), pr, in)
 	return r
@@ -134,7 +134,7 @@ func withoutBytes(r *sandboxv1.ExecResult) *sandboxv1.ExecResult {
 		Status: r.GetStatus(), ExitCode: r.GetExitCode(), Signal: r.GetSignal(), Oom: r.GetOom(),
 		StdoutInfo: r.GetStdoutInfo(), StderrInfo: r.GetStderrInfo(), StartedAt: r.GetStartedAt(), Duration: r.GetDuration(),
 		Usage: r.GetUsage(), Harvest: r.GetHarvest(), RefusedDestinations: r.GetRefusedDestinations(), Reason: r.GetReason(),
-		Labels: r.GetLabels(), SandboxId: r.GetSandboxId(), Evidence: r.GetEvidence(),
+		Labels: r.GetLabels(), SandboxId: r.GetSandboxId(), Evidence: r.GetEvidence(), Nonce: r.GetNonce(),
 	}
 }
 

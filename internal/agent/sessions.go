@@ -347,6 +347,23 @@ func (a *Agent) GetSession(_ context.Context, r *sandboxv1.GetSessionRequest) (*
 	return s.snapshot(), nil
 }
 
+// SandboxKey gives the public key of one of a session's sandboxes, of earlier ones too; nil when id is empty, no such sandbox
+// is on record any more, or it is another session's. It fails with ErrNotFound when there is no such session.
+func (a *Agent) SandboxKey(session, id string) (*sandboxv1.SandboxKey, error) {
+	s, err := a.find(session)
+	if err != nil || id == "" {
+		return nil, err
+	}
+	k, err := s.keyRecordOf(id)
+	if errors.Is(err, ErrDataLoss) || err == nil && k.Session != session {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	return &sandboxv1.SandboxKey{SandboxId: id, Generation: k.Generation, PublicKey: k.PublicKey}, nil
+}
+
 // ListSessions gives one page of the sessions, in the order of their ids, and the token of the next one.
 func (a *Agent) ListSessions(_ context.Context, r *sandboxv1.ListSessionsRequest) ([]*sandboxv1.Session, string, error) {
 	size, err := pageSize(r.GetPageSize())

@@ -43,7 +43,11 @@ func (h *sessions) GetSession(ctx context.Context, r *sandboxv1.GetSessionReques
 	if err != nil {
 		return nil, err
 	}
-	return &sandboxv1.GetSessionResponse{Session: s}, nil
+	key, err := h.agent.SandboxKey(r.GetSessionId(), r.GetSandboxId())
+	if err != nil {
+		return nil, err
+	}
+	return &sandboxv1.GetSessionResponse{Session: s, SandboxKey: key}, nil
 }
 
 func (h *sessions) ListSessions(ctx context.Context, r *sandboxv1.ListSessionsRequest) (*sandboxv1.ListSessionsResponse, error) {

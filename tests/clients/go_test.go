@@ -1,7 +1,10 @@
 package clients
 
 import (
+	"bytes"
 	"context"
+	"encoding/base64"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net"
@@ -18,6 +21,7 @@ import (
 	sandboxv1 "github.com/sandbox-agent/sandbox-agent/api/sandbox/v1"
 	"github.com/sandbox-agent/sandbox-agent/api/sandbox/v1/sandboxv1connect"
 	"github.com/sandbox-agent/sandbox-agent/client"
+	"github.com/sandbox-agent/sandbox-agent/pkg/receipt/verify"
 )
 
 // counted is a command that leaves a line in count-NAME for each time that it runs, and waits for go-NAME.
@@ -169,8 +173,14 @@ func TestP2AnswersOfEarlierSandboxesVerifyWithTheKeysThatWerePinned(t *testing.T
 	_, err = c.Exec(t.Context(), first)
 	require.NoError(t, err, "the first one's is still pinned")
 	stranger := host.client()
-	_, err = stranger.Exec(t.Context(), first)
-	require.ErrorIs(t, err, client.ErrUnverified, "who has not seen that sandbox's key has nothing to verify with")
+	res, err = stranger.Exec(t.Context(), first)
+	require.NoError(t, err, "who has not seen that sandbox's key asks the agent for it")
+	require.Equal(t, c.Keys().All()[res.GetSandboxId()], stranger.Keys().All()[res.GetSandboxId()])
+	require.Equal(t, res.Verified.Nonce, res.GetNonce(), "the nonce is the intent's")
+	other := session(t, c)
+	foreign, err := c.API().Sessions.GetSession(t.Context(), &sandboxv1.GetSessionRequest{SessionId: other.GetSessionId(), SandboxId: res.GetSandboxId()})
+	require.NoError(t, err)
+	require.Nil(t, foreign.GetSandboxKey(), "it is none of another session's")
 	ring := &client.Keyring{}
 	for id, pin := range c.Keys().All() {
 		require.NoError(t, ring.Pin(id, pin))
@@ -187,6 +197,8 @@ type liar struct {
 	sandboxv1connect.UnimplementedExecServiceHandler
 	sandboxv1connect.UnimplementedSessionServiceHandler
 	api client.API
+	// forges: it changes the receipt too, but can't sign it.
+	forges bool
 }
 
 func (l *liar) Exec(ctx context.Context, r *sandboxv1.ExecRequest) (*sandboxv1.ExecResponse, error) {
@@ -194,7 +206,22 @@ func (l *liar) Exec(ctx context.Context, r *sandboxv1.ExecRequest) (*sandboxv1.E
 	if res.GetResult() != nil {
 		res.Result.ExitCode = 0
 	}
+	if l.forges && err == nil {
+		res.Result.Receipt, err = forged(res.GetResult().GetReceipt())
+	}
 	return res, err
+}
+
+// forged is a receipt of exit code 1 that says 0.
+func forged(receipt []byte) ([]byte, error) {
+	var envelope struct{ Payload []byte }
+	if err := json.Unmarshal(receipt, &envelope); err != nil {
+		return nil, err
+	}
+	// In place, for the envelope has to be as a signer writes it.
+	text := func(b []byte) []byte { return []byte(base64.StdEncoding.EncodeToString(b)) }
+	lie := bytes.Replace(envelope.Payload, []byte(`"exitCode":1`), []byte(`"exitCode":0`), 1)
+	return bytes.Replace(receipt, text(envelope.Payload), text(lie), 1), nil
 }
 
 func (l *liar) GetSession(ctx context.Context, r *sandboxv1.GetSessionRequest) (*sandboxv1.GetSessionResponse, error) {
@@ -228,6 +255,8 @@ func TestP2AProxyThatTurnsAFailureIntoASuccessIsNotBelieved(t *testing.T) {
 	_, err = client.New(socket, client.Options{}).Exec(t.Context(), req)
 	require.ErrorIs(t, err, client.ErrUnverified)
 	require.ErrorContains(t, err, "exit code")
+	_, err = client.New((&liar{api: c.API(), forges: true}).serve(t), client.Options{}).Exec(t.Context(), req)
+	require.ErrorIs(t, err, verify.ErrSignature)
 	honest, err := c.Exec(t.Context(), req)
 	require.NoError(t, err)
 	require.EqualValues(t, 1, honest.GetExitCode())

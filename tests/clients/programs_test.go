@@ -2,6 +2,7 @@ package clients
 
 import (
 	"bytes"
+	"crypto/ed25519"
 	"encoding/json"
 	"errors"
 	"os"
@@ -125,6 +126,48 @@ func TestP2ThePythonExampleDoesNotBelieveAProxyThatTurnsAFailureIntoASuccess(t *
 	_, stderr, code = run("--socket", (&liar{api: host.client().API()}).serve(t), "--exec-id", "python-fails", s.GetSessionId(), "--", "exit 1")
 	require.Equal(t, 120, code)
 	require.Contains(t, stderr, "not its receipt's")
+	_, stderr, code = run("--socket", (&liar{api: host.client().API(), forges: true}).serve(t), "--exec-id", "python-fails", s.GetSessionId(), "--", "exit 1")
+	require.Equal(t, 120, code)
+	require.Contains(t, stderr, "the receipt's signature is not its sandbox's", "all else is as a true answer is")
+}
+
+// The example's own verification and Go's say the same of true and of spoilt signatures.
+func TestP2ThePythonExampleVerifiesSignaturesAsGoDoes(t *testing.T) {
+	python(t) // is there one
+	seed := bytes.Repeat([]byte{7}, ed25519.SeedSize)
+	private := ed25519.NewKeyFromSeed(seed)
+	public := private.Public().(ed25519.PublicKey)
+	type trial struct{ Key, Message, Signature []byte }
+	var trials []trial
+	var want []bool
+	for n := range 40 {
+		x := trial{bytes.Clone(public), bytes.Repeat([]byte("m"), n), nil}
+		x.Signature = ed25519.Sign(private, x.Message)
+		switch n % 5 {
+		case 1:
+			x.Signature[n%64] ^= 1 << (n % 8)
+		case 2:
+			x.Message = append(x.Message, 'x')
+		case 3:
+			x.Key[n%32] ^= 1
+		case 4:
+			x.Signature = x.Signature[:63]
+		}
+		trials = append(trials, x)
+		want = append(want, len(x.Signature) == 64 && ed25519.Verify(x.Key, x.Message, x.Signature))
+	}
+	require.Contains(t, want, true)
+	in, err := json.Marshal(trials)
+	require.NoError(t, err)
+	out, stderr, code := example(t, []string{"PYTHONDONTWRITEBYTECODE=1", "PYTHONPATH=examples/python"}, "python3", "-c", `
+import base64, ed25519, json, sys
+d = base64.b64decode
+print(json.dumps([ed25519.verify(d(x["Key"]), d(x["Message"]), d(x["Signature"])) for x in json.loads(sys.argv[1])]))
+`, string(in))
+	require.Zero(t, code, stderr)
+	var got []bool
+	require.NoError(t, json.Unmarshal([]byte(out), &got))
+	require.Equal(t, want, got)
 }
 
 // The two clients must agree on what a request is.

@@ -438,7 +438,7 @@ func (x ExecResult_Status) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use ExecResult_Status.Descriptor instead.
 func (ExecResult_Status) EnumDescriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{40, 0}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{41, 0}
 }
 
 type Workspace struct {
@@ -2184,8 +2184,10 @@ func (x *ClaimSessionResponse) GetSession() *Session {
 }
 
 type GetSessionRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	SessionId     string                 `protobuf:"bytes,1,opt,name=session_id,json=sessionId,proto3" json:"session_id,omitempty"`
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	SessionId string                 `protobuf:"bytes,1,opt,name=session_id,json=sessionId,proto3" json:"session_id,omitempty"`
+	// One of the session's sandboxes, also an earlier one, whose key is wanted.
+	SandboxId     string `protobuf:"bytes,2,opt,name=sandbox_id,json=sandboxId,proto3" json:"sandbox_id,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2227,9 +2229,18 @@ func (x *GetSessionRequest) GetSessionId() string {
 	return ""
 }
 
+func (x *GetSessionRequest) GetSandboxId() string {
+	if x != nil {
+		return x.SandboxId
+	}
+	return ""
+}
+
 type GetSessionResponse struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Session       *Session               `protobuf:"bytes,1,opt,name=session,proto3" json:"session,omitempty"`
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	Session *Session               `protobuf:"bytes,1,opt,name=session,proto3" json:"session,omitempty"`
+	// That of sandbox_id; not set when it is not one of this session's, or not on record any more.
+	SandboxKey    *SandboxKey `protobuf:"bytes,2,opt,name=sandbox_key,json=sandboxKey,proto3" json:"sandbox_key,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2271,6 +2282,75 @@ func (x *GetSessionResponse) GetSession() *Session {
 	return nil
 }
 
+func (x *GetSessionResponse) GetSandboxKey() *SandboxKey {
+	if x != nil {
+		return x.SandboxKey
+	}
+	return nil
+}
+
+// What receipts of a sandbox are verified with.
+type SandboxKey struct {
+	state      protoimpl.MessageState `protogen:"open.v1"`
+	SandboxId  string                 `protobuf:"bytes,1,opt,name=sandbox_id,json=sandboxId,proto3" json:"sandbox_id,omitempty"`
+	Generation uint64                 `protobuf:"varint,2,opt,name=generation,proto3" json:"generation,omitempty"`
+	// Ed25519, 32 bytes.
+	PublicKey     []byte `protobuf:"bytes,3,opt,name=public_key,json=publicKey,proto3" json:"public_key,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SandboxKey) Reset() {
+	*x = SandboxKey{}
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[23]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SandboxKey) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SandboxKey) ProtoMessage() {}
+
+func (x *SandboxKey) ProtoReflect() protoreflect.Message {
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[23]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SandboxKey.ProtoReflect.Descriptor instead.
+func (*SandboxKey) Descriptor() ([]byte, []int) {
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{23}
+}
+
+func (x *SandboxKey) GetSandboxId() string {
+	if x != nil {
+		return x.SandboxId
+	}
+	return ""
+}
+
+func (x *SandboxKey) GetGeneration() uint64 {
+	if x != nil {
+		return x.Generation
+	}
+	return 0
+}
+
+func (x *SandboxKey) GetPublicKey() []byte {
+	if x != nil {
+		return x.PublicKey
+	}
+	return nil
+}
+
 type ListSessionsRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	PageSize      int32                  `protobuf:"varint,1,opt,name=page_size,json=pageSize,proto3" json:"page_size,omitempty"`
@@ -2281,7 +2361,7 @@ type ListSessionsRequest struct {
 
 func (x *ListSessionsRequest) Reset() {
 	*x = ListSessionsRequest{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[23]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2293,7 +2373,7 @@ func (x *ListSessionsRequest) String() string {
 func (*ListSessionsRequest) ProtoMessage() {}
 
 func (x *ListSessionsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[23]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2306,7 +2386,7 @@ func (x *ListSessionsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSessionsRequest.ProtoReflect.Descriptor instead.
 func (*ListSessionsRequest) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{23}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *ListSessionsRequest) GetPageSize() int32 {
@@ -2333,7 +2413,7 @@ type ListSessionsResponse struct {
 
 func (x *ListSessionsResponse) Reset() {
 	*x = ListSessionsResponse{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[24]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2345,7 +2425,7 @@ func (x *ListSessionsResponse) String() string {
 func (*ListSessionsResponse) ProtoMessage() {}
 
 func (x *ListSessionsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[24]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2358,7 +2438,7 @@ func (x *ListSessionsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSessionsResponse.ProtoReflect.Descriptor instead.
 func (*ListSessionsResponse) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{24}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *ListSessionsResponse) GetSessions() []*Session {
@@ -2386,7 +2466,7 @@ type UpdateGrantsRequest struct {
 
 func (x *UpdateGrantsRequest) Reset() {
 	*x = UpdateGrantsRequest{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[25]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2398,7 +2478,7 @@ func (x *UpdateGrantsRequest) String() string {
 func (*UpdateGrantsRequest) ProtoMessage() {}
 
 func (x *UpdateGrantsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[25]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2411,7 +2491,7 @@ func (x *UpdateGrantsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdateGrantsRequest.ProtoReflect.Descriptor instead.
 func (*UpdateGrantsRequest) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{25}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *UpdateGrantsRequest) GetSessionId() string {
@@ -2444,7 +2524,7 @@ type UpdateGrantsResponse struct {
 
 func (x *UpdateGrantsResponse) Reset() {
 	*x = UpdateGrantsResponse{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[26]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2456,7 +2536,7 @@ func (x *UpdateGrantsResponse) String() string {
 func (*UpdateGrantsResponse) ProtoMessage() {}
 
 func (x *UpdateGrantsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[26]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2469,7 +2549,7 @@ func (x *UpdateGrantsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdateGrantsResponse.ProtoReflect.Descriptor instead.
 func (*UpdateGrantsResponse) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{26}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *UpdateGrantsResponse) GetSession() *Session {
@@ -2491,7 +2571,7 @@ type RetireSandboxRequest struct {
 
 func (x *RetireSandboxRequest) Reset() {
 	*x = RetireSandboxRequest{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[27]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2503,7 +2583,7 @@ func (x *RetireSandboxRequest) String() string {
 func (*RetireSandboxRequest) ProtoMessage() {}
 
 func (x *RetireSandboxRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[27]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2516,7 +2596,7 @@ func (x *RetireSandboxRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RetireSandboxRequest.ProtoReflect.Descriptor instead.
 func (*RetireSandboxRequest) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{27}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *RetireSandboxRequest) GetSessionId() string {
@@ -2550,7 +2630,7 @@ type RetireSandboxResponse struct {
 
 func (x *RetireSandboxResponse) Reset() {
 	*x = RetireSandboxResponse{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[28]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2562,7 +2642,7 @@ func (x *RetireSandboxResponse) String() string {
 func (*RetireSandboxResponse) ProtoMessage() {}
 
 func (x *RetireSandboxResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[28]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2575,7 +2655,7 @@ func (x *RetireSandboxResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RetireSandboxResponse.ProtoReflect.Descriptor instead.
 func (*RetireSandboxResponse) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{28}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *RetireSandboxResponse) GetSession() *Session {
@@ -2602,7 +2682,7 @@ type DeleteSessionRequest struct {
 
 func (x *DeleteSessionRequest) Reset() {
 	*x = DeleteSessionRequest{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[29]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2614,7 +2694,7 @@ func (x *DeleteSessionRequest) String() string {
 func (*DeleteSessionRequest) ProtoMessage() {}
 
 func (x *DeleteSessionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[29]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2627,7 +2707,7 @@ func (x *DeleteSessionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteSessionRequest.ProtoReflect.Descriptor instead.
 func (*DeleteSessionRequest) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{29}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *DeleteSessionRequest) GetSessionId() string {
@@ -2653,7 +2733,7 @@ type DeleteSessionResponse struct {
 
 func (x *DeleteSessionResponse) Reset() {
 	*x = DeleteSessionResponse{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[30]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2665,7 +2745,7 @@ func (x *DeleteSessionResponse) String() string {
 func (*DeleteSessionResponse) ProtoMessage() {}
 
 func (x *DeleteSessionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[30]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2678,7 +2758,7 @@ func (x *DeleteSessionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteSessionResponse.ProtoReflect.Descriptor instead.
 func (*DeleteSessionResponse) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{30}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *DeleteSessionResponse) GetEvidence() *Evidence {
@@ -2702,7 +2782,7 @@ type DeleteWorkspaceRequest struct {
 
 func (x *DeleteWorkspaceRequest) Reset() {
 	*x = DeleteWorkspaceRequest{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[31]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2714,7 +2794,7 @@ func (x *DeleteWorkspaceRequest) String() string {
 func (*DeleteWorkspaceRequest) ProtoMessage() {}
 
 func (x *DeleteWorkspaceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[31]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2727,7 +2807,7 @@ func (x *DeleteWorkspaceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteWorkspaceRequest.ProtoReflect.Descriptor instead.
 func (*DeleteWorkspaceRequest) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{31}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *DeleteWorkspaceRequest) GetSessionId() string {
@@ -2769,7 +2849,7 @@ type DeleteWorkspaceResponse struct {
 
 func (x *DeleteWorkspaceResponse) Reset() {
 	*x = DeleteWorkspaceResponse{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[32]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2781,7 +2861,7 @@ func (x *DeleteWorkspaceResponse) String() string {
 func (*DeleteWorkspaceResponse) ProtoMessage() {}
 
 func (x *DeleteWorkspaceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[32]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2794,7 +2874,7 @@ func (x *DeleteWorkspaceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteWorkspaceResponse.ProtoReflect.Descriptor instead.
 func (*DeleteWorkspaceResponse) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{32}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *DeleteWorkspaceResponse) GetEvidence() *Evidence {
@@ -2826,7 +2906,7 @@ type WatchEventsRequest struct {
 
 func (x *WatchEventsRequest) Reset() {
 	*x = WatchEventsRequest{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[33]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2838,7 +2918,7 @@ func (x *WatchEventsRequest) String() string {
 func (*WatchEventsRequest) ProtoMessage() {}
 
 func (x *WatchEventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[33]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2851,7 +2931,7 @@ func (x *WatchEventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchEventsRequest.ProtoReflect.Descriptor instead.
 func (*WatchEventsRequest) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{33}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *WatchEventsRequest) GetSessionId() string {
@@ -2893,7 +2973,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[34]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2905,7 +2985,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[34]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2918,7 +2998,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{34}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *Event) GetCursor() string {
@@ -2979,7 +3059,7 @@ type WatchEventsResponse struct {
 
 func (x *WatchEventsResponse) Reset() {
 	*x = WatchEventsResponse{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[35]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2991,7 +3071,7 @@ func (x *WatchEventsResponse) String() string {
 func (*WatchEventsResponse) ProtoMessage() {}
 
 func (x *WatchEventsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[35]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3004,7 +3084,7 @@ func (x *WatchEventsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchEventsResponse.ProtoReflect.Descriptor instead.
 func (*WatchEventsResponse) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{35}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *WatchEventsResponse) GetEvent() *Event {
@@ -3035,7 +3115,7 @@ type OutputInfo struct {
 
 func (x *OutputInfo) Reset() {
 	*x = OutputInfo{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[36]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3047,7 +3127,7 @@ func (x *OutputInfo) String() string {
 func (*OutputInfo) ProtoMessage() {}
 
 func (x *OutputInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[36]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3060,7 +3140,7 @@ func (x *OutputInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OutputInfo.ProtoReflect.Descriptor instead.
 func (*OutputInfo) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{36}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *OutputInfo) GetBytes() uint64 {
@@ -3126,7 +3206,7 @@ type Usage struct {
 
 func (x *Usage) Reset() {
 	*x = Usage{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[37]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3138,7 +3218,7 @@ func (x *Usage) String() string {
 func (*Usage) ProtoMessage() {}
 
 func (x *Usage) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[37]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3151,7 +3231,7 @@ func (x *Usage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Usage.ProtoReflect.Descriptor instead.
 func (*Usage) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{37}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *Usage) GetUserCpu() *durationpb.Duration {
@@ -3206,7 +3286,7 @@ type Harvest struct {
 
 func (x *Harvest) Reset() {
 	*x = Harvest{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[38]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3218,7 +3298,7 @@ func (x *Harvest) String() string {
 func (*Harvest) ProtoMessage() {}
 
 func (x *Harvest) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[38]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3231,7 +3311,7 @@ func (x *Harvest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Harvest.ProtoReflect.Descriptor instead.
 func (*Harvest) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{38}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *Harvest) GetStatus() string {
@@ -3298,7 +3378,7 @@ type HarvestConflict struct {
 
 func (x *HarvestConflict) Reset() {
 	*x = HarvestConflict{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[39]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3310,7 +3390,7 @@ func (x *HarvestConflict) String() string {
 func (*HarvestConflict) ProtoMessage() {}
 
 func (x *HarvestConflict) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[39]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3323,7 +3403,7 @@ func (x *HarvestConflict) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HarvestConflict.ProtoReflect.Descriptor instead.
 func (*HarvestConflict) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{39}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *HarvestConflict) GetRef() string {
@@ -3395,14 +3475,17 @@ type ExecResult struct {
 	Labels    map[string]string `protobuf:"bytes,22,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	SandboxId string            `protobuf:"bytes,23,opt,name=sandbox_id,json=sandboxId,proto3" json:"sandbox_id,omitempty"`
 	// With CANCELLED, and with UNCERTAIN once it was had: that nothing of the command is left.
-	Evidence      *Evidence `protobuf:"bytes,24,opt,name=evidence,proto3" json:"evidence,omitempty"`
+	Evidence *Evidence `protobuf:"bytes,24,opt,name=evidence,proto3" json:"evidence,omitempty"`
+	// What the agent recorded with the intent, before the command started, in lower-case hex; the receipt has the same. Set with
+	// a receipt; empty in the records of agents that did not keep it in the answer.
+	Nonce         string `protobuf:"bytes,25,opt,name=nonce,proto3" json:"nonce,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ExecResult) Reset() {
 	*x = ExecResult{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[40]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3414,7 +3497,7 @@ func (x *ExecResult) String() string {
 func (*ExecResult) ProtoMessage() {}
 
 func (x *ExecResult) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[40]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3427,7 +3510,7 @@ func (x *ExecResult) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecResult.ProtoReflect.Descriptor instead.
 func (*ExecResult) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{40}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *ExecResult) GetExecId() string {
@@ -3598,6 +3681,13 @@ func (x *ExecResult) GetEvidence() *Evidence {
 	return nil
 }
 
+func (x *ExecResult) GetNonce() string {
+	if x != nil {
+		return x.Nonce
+	}
+	return ""
+}
+
 type ExecRequest struct {
 	state     protoimpl.MessageState `protogen:"open.v1"`
 	SessionId string                 `protobuf:"bytes,1,opt,name=session_id,json=sessionId,proto3" json:"session_id,omitempty"`
@@ -3624,7 +3714,7 @@ type ExecRequest struct {
 
 func (x *ExecRequest) Reset() {
 	*x = ExecRequest{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[41]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3636,7 +3726,7 @@ func (x *ExecRequest) String() string {
 func (*ExecRequest) ProtoMessage() {}
 
 func (x *ExecRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[41]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3649,7 +3739,7 @@ func (x *ExecRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecRequest.ProtoReflect.Descriptor instead.
 func (*ExecRequest) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{41}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *ExecRequest) GetSessionId() string {
@@ -3724,7 +3814,7 @@ type ExecResponse struct {
 
 func (x *ExecResponse) Reset() {
 	*x = ExecResponse{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[42]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3736,7 +3826,7 @@ func (x *ExecResponse) String() string {
 func (*ExecResponse) ProtoMessage() {}
 
 func (x *ExecResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[42]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3749,7 +3839,7 @@ func (x *ExecResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecResponse.ProtoReflect.Descriptor instead.
 func (*ExecResponse) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{42}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *ExecResponse) GetResult() *ExecResult {
@@ -3771,7 +3861,7 @@ type StreamExecRequest struct {
 
 func (x *StreamExecRequest) Reset() {
 	*x = StreamExecRequest{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[43]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3783,7 +3873,7 @@ func (x *StreamExecRequest) String() string {
 func (*StreamExecRequest) ProtoMessage() {}
 
 func (x *StreamExecRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[43]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3796,7 +3886,7 @@ func (x *StreamExecRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StreamExecRequest.ProtoReflect.Descriptor instead.
 func (*StreamExecRequest) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{43}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *StreamExecRequest) GetExec() *ExecRequest {
@@ -3834,7 +3924,7 @@ type OutputChunk struct {
 
 func (x *OutputChunk) Reset() {
 	*x = OutputChunk{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[44]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3846,7 +3936,7 @@ func (x *OutputChunk) String() string {
 func (*OutputChunk) ProtoMessage() {}
 
 func (x *OutputChunk) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[44]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3859,7 +3949,7 @@ func (x *OutputChunk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OutputChunk.ProtoReflect.Descriptor instead.
 func (*OutputChunk) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{44}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *OutputChunk) GetStream() Stream {
@@ -3900,7 +3990,7 @@ type ExecStarted struct {
 
 func (x *ExecStarted) Reset() {
 	*x = ExecStarted{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[45]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3912,7 +4002,7 @@ func (x *ExecStarted) String() string {
 func (*ExecStarted) ProtoMessage() {}
 
 func (x *ExecStarted) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[45]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3925,7 +4015,7 @@ func (x *ExecStarted) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecStarted.ProtoReflect.Descriptor instead.
 func (*ExecStarted) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{45}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *ExecStarted) GetExecId() string {
@@ -3956,7 +4046,7 @@ type StreamExecResponse struct {
 
 func (x *StreamExecResponse) Reset() {
 	*x = StreamExecResponse{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[46]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3968,7 +4058,7 @@ func (x *StreamExecResponse) String() string {
 func (*StreamExecResponse) ProtoMessage() {}
 
 func (x *StreamExecResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[46]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3981,7 +4071,7 @@ func (x *StreamExecResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StreamExecResponse.ProtoReflect.Descriptor instead.
 func (*StreamExecResponse) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{46}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *StreamExecResponse) GetEvent() isStreamExecResponse_Event {
@@ -4051,7 +4141,7 @@ type GetExecRequest struct {
 
 func (x *GetExecRequest) Reset() {
 	*x = GetExecRequest{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[47]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4063,7 +4153,7 @@ func (x *GetExecRequest) String() string {
 func (*GetExecRequest) ProtoMessage() {}
 
 func (x *GetExecRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[47]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4076,7 +4166,7 @@ func (x *GetExecRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetExecRequest.ProtoReflect.Descriptor instead.
 func (*GetExecRequest) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{47}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *GetExecRequest) GetSessionId() string {
@@ -4111,7 +4201,7 @@ type GetExecResponse struct {
 
 func (x *GetExecResponse) Reset() {
 	*x = GetExecResponse{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[48]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4123,7 +4213,7 @@ func (x *GetExecResponse) String() string {
 func (*GetExecResponse) ProtoMessage() {}
 
 func (x *GetExecResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[48]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4136,7 +4226,7 @@ func (x *GetExecResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetExecResponse.ProtoReflect.Descriptor instead.
 func (*GetExecResponse) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{48}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *GetExecResponse) GetState() ExecState {
@@ -4164,7 +4254,7 @@ type ListExecsRequest struct {
 
 func (x *ListExecsRequest) Reset() {
 	*x = ListExecsRequest{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[49]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4176,7 +4266,7 @@ func (x *ListExecsRequest) String() string {
 func (*ListExecsRequest) ProtoMessage() {}
 
 func (x *ListExecsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[49]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4189,7 +4279,7 @@ func (x *ListExecsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListExecsRequest.ProtoReflect.Descriptor instead.
 func (*ListExecsRequest) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{49}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *ListExecsRequest) GetSessionId() string {
@@ -4227,7 +4317,7 @@ type ExecSummary struct {
 
 func (x *ExecSummary) Reset() {
 	*x = ExecSummary{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[50]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4239,7 +4329,7 @@ func (x *ExecSummary) String() string {
 func (*ExecSummary) ProtoMessage() {}
 
 func (x *ExecSummary) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[50]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4252,7 +4342,7 @@ func (x *ExecSummary) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecSummary.ProtoReflect.Descriptor instead.
 func (*ExecSummary) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{50}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *ExecSummary) GetExecId() string {
@@ -4307,7 +4397,7 @@ type ListExecsResponse struct {
 
 func (x *ListExecsResponse) Reset() {
 	*x = ListExecsResponse{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[51]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4319,7 +4409,7 @@ func (x *ListExecsResponse) String() string {
 func (*ListExecsResponse) ProtoMessage() {}
 
 func (x *ListExecsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[51]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4332,7 +4422,7 @@ func (x *ListExecsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListExecsResponse.ProtoReflect.Descriptor instead.
 func (*ListExecsResponse) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{51}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *ListExecsResponse) GetExecs() []*ExecSummary {
@@ -4360,7 +4450,7 @@ type CancelExecRequest struct {
 
 func (x *CancelExecRequest) Reset() {
 	*x = CancelExecRequest{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[52]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4372,7 +4462,7 @@ func (x *CancelExecRequest) String() string {
 func (*CancelExecRequest) ProtoMessage() {}
 
 func (x *CancelExecRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[52]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4385,7 +4475,7 @@ func (x *CancelExecRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelExecRequest.ProtoReflect.Descriptor instead.
 func (*CancelExecRequest) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{52}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *CancelExecRequest) GetSessionId() string {
@@ -4418,7 +4508,7 @@ type CancelExecResponse struct {
 
 func (x *CancelExecResponse) Reset() {
 	*x = CancelExecResponse{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[53]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4430,7 +4520,7 @@ func (x *CancelExecResponse) String() string {
 func (*CancelExecResponse) ProtoMessage() {}
 
 func (x *CancelExecResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[53]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4443,7 +4533,7 @@ func (x *CancelExecResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelExecResponse.ProtoReflect.Descriptor instead.
 func (*CancelExecResponse) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{53}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *CancelExecResponse) GetResult() *ExecResult {
@@ -4467,7 +4557,7 @@ type GitRequest struct {
 
 func (x *GitRequest) Reset() {
 	*x = GitRequest{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[54]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4479,7 +4569,7 @@ func (x *GitRequest) String() string {
 func (*GitRequest) ProtoMessage() {}
 
 func (x *GitRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[54]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4492,7 +4582,7 @@ func (x *GitRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GitRequest.ProtoReflect.Descriptor instead.
 func (*GitRequest) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{54}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *GitRequest) GetSessionId() string {
@@ -4538,7 +4628,7 @@ type GitResponse struct {
 
 func (x *GitResponse) Reset() {
 	*x = GitResponse{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[55]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4550,7 +4640,7 @@ func (x *GitResponse) String() string {
 func (*GitResponse) ProtoMessage() {}
 
 func (x *GitResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[55]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4563,7 +4653,7 @@ func (x *GitResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GitResponse.ProtoReflect.Descriptor instead.
 func (*GitResponse) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{55}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *GitResponse) GetExitCode() int32 {
@@ -4611,7 +4701,7 @@ type HarvestRequest struct {
 
 func (x *HarvestRequest) Reset() {
 	*x = HarvestRequest{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[56]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4623,7 +4713,7 @@ func (x *HarvestRequest) String() string {
 func (*HarvestRequest) ProtoMessage() {}
 
 func (x *HarvestRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[56]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4636,7 +4726,7 @@ func (x *HarvestRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HarvestRequest.ProtoReflect.Descriptor instead.
 func (*HarvestRequest) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{56}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *HarvestRequest) GetSessionId() string {
@@ -4662,7 +4752,7 @@ type HarvestResponse struct {
 
 func (x *HarvestResponse) Reset() {
 	*x = HarvestResponse{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[57]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4674,7 +4764,7 @@ func (x *HarvestResponse) String() string {
 func (*HarvestResponse) ProtoMessage() {}
 
 func (x *HarvestResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[57]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4687,7 +4777,7 @@ func (x *HarvestResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HarvestResponse.ProtoReflect.Descriptor instead.
 func (*HarvestResponse) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{57}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *HarvestResponse) GetHarvest() *Harvest {
@@ -4705,7 +4795,7 @@ type CheckNodeRequest struct {
 
 func (x *CheckNodeRequest) Reset() {
 	*x = CheckNodeRequest{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[58]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4717,7 +4807,7 @@ func (x *CheckNodeRequest) String() string {
 func (*CheckNodeRequest) ProtoMessage() {}
 
 func (x *CheckNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[58]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4730,7 +4820,7 @@ func (x *CheckNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckNodeRequest.ProtoReflect.Descriptor instead.
 func (*CheckNodeRequest) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{58}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{59}
 }
 
 type NodeCheck struct {
@@ -4747,7 +4837,7 @@ type NodeCheck struct {
 
 func (x *NodeCheck) Reset() {
 	*x = NodeCheck{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[59]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4759,7 +4849,7 @@ func (x *NodeCheck) String() string {
 func (*NodeCheck) ProtoMessage() {}
 
 func (x *NodeCheck) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[59]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4772,7 +4862,7 @@ func (x *NodeCheck) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeCheck.ProtoReflect.Descriptor instead.
 func (*NodeCheck) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{59}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *NodeCheck) GetFeature() string {
@@ -4828,7 +4918,7 @@ type CheckNodeResponse struct {
 
 func (x *CheckNodeResponse) Reset() {
 	*x = CheckNodeResponse{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[60]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4840,7 +4930,7 @@ func (x *CheckNodeResponse) String() string {
 func (*CheckNodeResponse) ProtoMessage() {}
 
 func (x *CheckNodeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[60]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4853,7 +4943,7 @@ func (x *CheckNodeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckNodeResponse.ProtoReflect.Descriptor instead.
 func (*CheckNodeResponse) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{60}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *CheckNodeResponse) GetChecks() []*NodeCheck {
@@ -4889,7 +4979,7 @@ type RuntimeStatus struct {
 
 func (x *RuntimeStatus) Reset() {
 	*x = RuntimeStatus{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[61]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4901,7 +4991,7 @@ func (x *RuntimeStatus) String() string {
 func (*RuntimeStatus) ProtoMessage() {}
 
 func (x *RuntimeStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[61]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4914,7 +5004,7 @@ func (x *RuntimeStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RuntimeStatus.ProtoReflect.Descriptor instead.
 func (*RuntimeStatus) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{61}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *RuntimeStatus) GetName() string {
@@ -4977,7 +5067,7 @@ type DrainNodeRequest struct {
 
 func (x *DrainNodeRequest) Reset() {
 	*x = DrainNodeRequest{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[62]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4989,7 +5079,7 @@ func (x *DrainNodeRequest) String() string {
 func (*DrainNodeRequest) ProtoMessage() {}
 
 func (x *DrainNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[62]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5002,7 +5092,7 @@ func (x *DrainNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainNodeRequest.ProtoReflect.Descriptor instead.
 func (*DrainNodeRequest) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{62}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *DrainNodeRequest) GetTimeoutSeconds() float64 {
@@ -5024,7 +5114,7 @@ type DrainedSession struct {
 
 func (x *DrainedSession) Reset() {
 	*x = DrainedSession{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[63]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5036,7 +5126,7 @@ func (x *DrainedSession) String() string {
 func (*DrainedSession) ProtoMessage() {}
 
 func (x *DrainedSession) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[63]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5049,7 +5139,7 @@ func (x *DrainedSession) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainedSession.ProtoReflect.Descriptor instead.
 func (*DrainedSession) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{63}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *DrainedSession) GetSessionId() string {
@@ -5082,7 +5172,7 @@ type DrainNodeResponse struct {
 
 func (x *DrainNodeResponse) Reset() {
 	*x = DrainNodeResponse{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[64]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5094,7 +5184,7 @@ func (x *DrainNodeResponse) String() string {
 func (*DrainNodeResponse) ProtoMessage() {}
 
 func (x *DrainNodeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[64]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5107,7 +5197,7 @@ func (x *DrainNodeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainNodeResponse.ProtoReflect.Descriptor instead.
 func (*DrainNodeResponse) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{64}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *DrainNodeResponse) GetSessions() []*DrainedSession {
@@ -5125,7 +5215,7 @@ type GetNodeInfoRequest struct {
 
 func (x *GetNodeInfoRequest) Reset() {
 	*x = GetNodeInfoRequest{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[65]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5137,7 +5227,7 @@ func (x *GetNodeInfoRequest) String() string {
 func (*GetNodeInfoRequest) ProtoMessage() {}
 
 func (x *GetNodeInfoRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[65]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5150,7 +5240,7 @@ func (x *GetNodeInfoRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetNodeInfoRequest.ProtoReflect.Descriptor instead.
 func (*GetNodeInfoRequest) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{65}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{66}
 }
 
 type GetNodeInfoResponse struct {
@@ -5173,7 +5263,7 @@ type GetNodeInfoResponse struct {
 
 func (x *GetNodeInfoResponse) Reset() {
 	*x = GetNodeInfoResponse{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[66]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5185,7 +5275,7 @@ func (x *GetNodeInfoResponse) String() string {
 func (*GetNodeInfoResponse) ProtoMessage() {}
 
 func (x *GetNodeInfoResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[66]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5198,7 +5288,7 @@ func (x *GetNodeInfoResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetNodeInfoResponse.ProtoReflect.Descriptor instead.
 func (*GetNodeInfoResponse) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{66}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *GetNodeInfoResponse) GetVersion() string {
@@ -5470,12 +5560,25 @@ const file_sandbox_v1_sandbox_proto_rawDesc = "" +
 	"\vowner_epoch\x18\x02 \x01(\x04R\n" +
 	"ownerEpoch\"E\n" +
 	"\x14ClaimSessionResponse\x12-\n" +
-	"\asession\x18\x01 \x01(\v2\x13.sandbox.v1.SessionR\asession\"2\n" +
+	"\asession\x18\x01 \x01(\v2\x13.sandbox.v1.SessionR\asession\"Q\n" +
 	"\x11GetSessionRequest\x12\x1d\n" +
 	"\n" +
-	"session_id\x18\x01 \x01(\tR\tsessionId\"C\n" +
+	"session_id\x18\x01 \x01(\tR\tsessionId\x12\x1d\n" +
+	"\n" +
+	"sandbox_id\x18\x02 \x01(\tR\tsandboxId\"|\n" +
 	"\x12GetSessionResponse\x12-\n" +
-	"\asession\x18\x01 \x01(\v2\x13.sandbox.v1.SessionR\asession\"Q\n" +
+	"\asession\x18\x01 \x01(\v2\x13.sandbox.v1.SessionR\asession\x127\n" +
+	"\vsandbox_key\x18\x02 \x01(\v2\x16.sandbox.v1.SandboxKeyR\n" +
+	"sandboxKey\"j\n" +
+	"\n" +
+	"SandboxKey\x12\x1d\n" +
+	"\n" +
+	"sandbox_id\x18\x01 \x01(\tR\tsandboxId\x12\x1e\n" +
+	"\n" +
+	"generation\x18\x02 \x01(\x04R\n" +
+	"generation\x12\x1d\n" +
+	"\n" +
+	"public_key\x18\x03 \x01(\fR\tpublicKey\"Q\n" +
 	"\x13ListSessionsRequest\x12\x1b\n" +
 	"\tpage_size\x18\x01 \x01(\x05R\bpageSize\x12\x1d\n" +
 	"\n" +
@@ -5568,7 +5671,7 @@ const file_sandbox_v1_sandbox_proto_rawDesc = "" +
 	"\n" +
 	"session_id\x18\x03 \x01(\tR\tsessionId\x12\x1b\n" +
 	"\tbefore_id\x18\x04 \x01(\tR\bbeforeId\x12\x16\n" +
-	"\x06remedy\x18\x05 \x01(\tR\x06remedy\"\xe5\b\n" +
+	"\x06remedy\x18\x05 \x01(\tR\x06remedy\"\xfb\b\n" +
 	"\n" +
 	"ExecResult\x12\x17\n" +
 	"\aexec_id\x18\x01 \x01(\tR\x06execId\x12\x1d\n" +
@@ -5605,7 +5708,8 @@ const file_sandbox_v1_sandbox_proto_rawDesc = "" +
 	"\x06labels\x18\x16 \x03(\v2\".sandbox.v1.ExecResult.LabelsEntryR\x06labels\x12\x1d\n" +
 	"\n" +
 	"sandbox_id\x18\x17 \x01(\tR\tsandboxId\x120\n" +
-	"\bevidence\x18\x18 \x01(\v2\x14.sandbox.v1.EvidenceR\bevidence\x1a9\n" +
+	"\bevidence\x18\x18 \x01(\v2\x14.sandbox.v1.EvidenceR\bevidence\x12\x14\n" +
+	"\x05nonce\x18\x19 \x01(\tR\x05nonce\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x84\x01\n" +
@@ -5823,7 +5927,7 @@ func file_sandbox_v1_sandbox_proto_rawDescGZIP() []byte {
 }
 
 var file_sandbox_v1_sandbox_proto_enumTypes = make([]protoimpl.EnumInfo, 7)
-var file_sandbox_v1_sandbox_proto_msgTypes = make([]protoimpl.MessageInfo, 72)
+var file_sandbox_v1_sandbox_proto_msgTypes = make([]protoimpl.MessageInfo, 73)
 var file_sandbox_v1_sandbox_proto_goTypes = []any{
 	(Isolation)(0),                  // 0: sandbox.v1.Isolation
 	(ExecState)(0),                  // 1: sandbox.v1.ExecState
@@ -5855,66 +5959,67 @@ var file_sandbox_v1_sandbox_proto_goTypes = []any{
 	(*ClaimSessionResponse)(nil),    // 27: sandbox.v1.ClaimSessionResponse
 	(*GetSessionRequest)(nil),       // 28: sandbox.v1.GetSessionRequest
 	(*GetSessionResponse)(nil),      // 29: sandbox.v1.GetSessionResponse
-	(*ListSessionsRequest)(nil),     // 30: sandbox.v1.ListSessionsRequest
-	(*ListSessionsResponse)(nil),    // 31: sandbox.v1.ListSessionsResponse
-	(*UpdateGrantsRequest)(nil),     // 32: sandbox.v1.UpdateGrantsRequest
-	(*UpdateGrantsResponse)(nil),    // 33: sandbox.v1.UpdateGrantsResponse
-	(*RetireSandboxRequest)(nil),    // 34: sandbox.v1.RetireSandboxRequest
-	(*RetireSandboxResponse)(nil),   // 35: sandbox.v1.RetireSandboxResponse
-	(*DeleteSessionRequest)(nil),    // 36: sandbox.v1.DeleteSessionRequest
-	(*DeleteSessionResponse)(nil),   // 37: sandbox.v1.DeleteSessionResponse
-	(*DeleteWorkspaceRequest)(nil),  // 38: sandbox.v1.DeleteWorkspaceRequest
-	(*DeleteWorkspaceResponse)(nil), // 39: sandbox.v1.DeleteWorkspaceResponse
-	(*WatchEventsRequest)(nil),      // 40: sandbox.v1.WatchEventsRequest
-	(*Event)(nil),                   // 41: sandbox.v1.Event
-	(*WatchEventsResponse)(nil),     // 42: sandbox.v1.WatchEventsResponse
-	(*OutputInfo)(nil),              // 43: sandbox.v1.OutputInfo
-	(*Usage)(nil),                   // 44: sandbox.v1.Usage
-	(*Harvest)(nil),                 // 45: sandbox.v1.Harvest
-	(*HarvestConflict)(nil),         // 46: sandbox.v1.HarvestConflict
-	(*ExecResult)(nil),              // 47: sandbox.v1.ExecResult
-	(*ExecRequest)(nil),             // 48: sandbox.v1.ExecRequest
-	(*ExecResponse)(nil),            // 49: sandbox.v1.ExecResponse
-	(*StreamExecRequest)(nil),       // 50: sandbox.v1.StreamExecRequest
-	(*OutputChunk)(nil),             // 51: sandbox.v1.OutputChunk
-	(*ExecStarted)(nil),             // 52: sandbox.v1.ExecStarted
-	(*StreamExecResponse)(nil),      // 53: sandbox.v1.StreamExecResponse
-	(*GetExecRequest)(nil),          // 54: sandbox.v1.GetExecRequest
-	(*GetExecResponse)(nil),         // 55: sandbox.v1.GetExecResponse
-	(*ListExecsRequest)(nil),        // 56: sandbox.v1.ListExecsRequest
-	(*ExecSummary)(nil),             // 57: sandbox.v1.ExecSummary
-	(*ListExecsResponse)(nil),       // 58: sandbox.v1.ListExecsResponse
-	(*CancelExecRequest)(nil),       // 59: sandbox.v1.CancelExecRequest
-	(*CancelExecResponse)(nil),      // 60: sandbox.v1.CancelExecResponse
-	(*GitRequest)(nil),              // 61: sandbox.v1.GitRequest
-	(*GitResponse)(nil),             // 62: sandbox.v1.GitResponse
-	(*HarvestRequest)(nil),          // 63: sandbox.v1.HarvestRequest
-	(*HarvestResponse)(nil),         // 64: sandbox.v1.HarvestResponse
-	(*CheckNodeRequest)(nil),        // 65: sandbox.v1.CheckNodeRequest
-	(*NodeCheck)(nil),               // 66: sandbox.v1.NodeCheck
-	(*CheckNodeResponse)(nil),       // 67: sandbox.v1.CheckNodeResponse
-	(*RuntimeStatus)(nil),           // 68: sandbox.v1.RuntimeStatus
-	(*DrainNodeRequest)(nil),        // 69: sandbox.v1.DrainNodeRequest
-	(*DrainedSession)(nil),          // 70: sandbox.v1.DrainedSession
-	(*DrainNodeResponse)(nil),       // 71: sandbox.v1.DrainNodeResponse
-	(*GetNodeInfoRequest)(nil),      // 72: sandbox.v1.GetNodeInfoRequest
-	(*GetNodeInfoResponse)(nil),     // 73: sandbox.v1.GetNodeInfoResponse
-	nil,                             // 74: sandbox.v1.Grant.EnvEntry
-	nil,                             // 75: sandbox.v1.Session.EnvEntry
-	nil,                             // 76: sandbox.v1.CreateSessionRequest.EnvEntry
-	nil,                             // 77: sandbox.v1.ExecResult.LabelsEntry
-	nil,                             // 78: sandbox.v1.ExecRequest.LabelsEntry
-	(*timestamppb.Timestamp)(nil),   // 79: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),     // 80: google.protobuf.Duration
+	(*SandboxKey)(nil),              // 30: sandbox.v1.SandboxKey
+	(*ListSessionsRequest)(nil),     // 31: sandbox.v1.ListSessionsRequest
+	(*ListSessionsResponse)(nil),    // 32: sandbox.v1.ListSessionsResponse
+	(*UpdateGrantsRequest)(nil),     // 33: sandbox.v1.UpdateGrantsRequest
+	(*UpdateGrantsResponse)(nil),    // 34: sandbox.v1.UpdateGrantsResponse
+	(*RetireSandboxRequest)(nil),    // 35: sandbox.v1.RetireSandboxRequest
+	(*RetireSandboxResponse)(nil),   // 36: sandbox.v1.RetireSandboxResponse
+	(*DeleteSessionRequest)(nil),    // 37: sandbox.v1.DeleteSessionRequest
+	(*DeleteSessionResponse)(nil),   // 38: sandbox.v1.DeleteSessionResponse
+	(*DeleteWorkspaceRequest)(nil),  // 39: sandbox.v1.DeleteWorkspaceRequest
+	(*DeleteWorkspaceResponse)(nil), // 40: sandbox.v1.DeleteWorkspaceResponse
+	(*WatchEventsRequest)(nil),      // 41: sandbox.v1.WatchEventsRequest
+	(*Event)(nil),                   // 42: sandbox.v1.Event
+	(*WatchEventsResponse)(nil),     // 43: sandbox.v1.WatchEventsResponse
+	(*OutputInfo)(nil),              // 44: sandbox.v1.OutputInfo
+	(*Usage)(nil),                   // 45: sandbox.v1.Usage
+	(*Harvest)(nil),                 // 46: sandbox.v1.Harvest
+	(*HarvestConflict)(nil),         // 47: sandbox.v1.HarvestConflict
+	(*ExecResult)(nil),              // 48: sandbox.v1.ExecResult
+	(*ExecRequest)(nil),             // 49: sandbox.v1.ExecRequest
+	(*ExecResponse)(nil),            // 50: sandbox.v1.ExecResponse
+	(*StreamExecRequest)(nil),       // 51: sandbox.v1.StreamExecRequest
+	(*OutputChunk)(nil),             // 52: sandbox.v1.OutputChunk
+	(*ExecStarted)(nil),             // 53: sandbox.v1.ExecStarted
+	(*StreamExecResponse)(nil),      // 54: sandbox.v1.StreamExecResponse
+	(*GetExecRequest)(nil),          // 55: sandbox.v1.GetExecRequest
+	(*GetExecResponse)(nil),         // 56: sandbox.v1.GetExecResponse
+	(*ListExecsRequest)(nil),        // 57: sandbox.v1.ListExecsRequest
+	(*ExecSummary)(nil),             // 58: sandbox.v1.ExecSummary
+	(*ListExecsResponse)(nil),       // 59: sandbox.v1.ListExecsResponse
+	(*CancelExecRequest)(nil),       // 60: sandbox.v1.CancelExecRequest
+	(*CancelExecResponse)(nil),      // 61: sandbox.v1.CancelExecResponse
+	(*GitRequest)(nil),              // 62: sandbox.v1.GitRequest
+	(*GitResponse)(nil),             // 63: sandbox.v1.GitResponse
+	(*HarvestRequest)(nil),          // 64: sandbox.v1.HarvestRequest
+	(*HarvestResponse)(nil),         // 65: sandbox.v1.HarvestResponse
+	(*CheckNodeRequest)(nil),        // 66: sandbox.v1.CheckNodeRequest
+	(*NodeCheck)(nil),               // 67: sandbox.v1.NodeCheck
+	(*CheckNodeResponse)(nil),       // 68: sandbox.v1.CheckNodeResponse
+	(*RuntimeStatus)(nil),           // 69: sandbox.v1.RuntimeStatus
+	(*DrainNodeRequest)(nil),        // 70: sandbox.v1.DrainNodeRequest
+	(*DrainedSession)(nil),          // 71: sandbox.v1.DrainedSession
+	(*DrainNodeResponse)(nil),       // 72: sandbox.v1.DrainNodeResponse
+	(*GetNodeInfoRequest)(nil),      // 73: sandbox.v1.GetNodeInfoRequest
+	(*GetNodeInfoResponse)(nil),     // 74: sandbox.v1.GetNodeInfoResponse
+	nil,                             // 75: sandbox.v1.Grant.EnvEntry
+	nil,                             // 76: sandbox.v1.Session.EnvEntry
+	nil,                             // 77: sandbox.v1.CreateSessionRequest.EnvEntry
+	nil,                             // 78: sandbox.v1.ExecResult.LabelsEntry
+	nil,                             // 79: sandbox.v1.ExecRequest.LabelsEntry
+	(*timestamppb.Timestamp)(nil),   // 80: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),     // 81: google.protobuf.Duration
 }
 var file_sandbox_v1_sandbox_proto_depIdxs = []int32{
 	10,  // 0: sandbox.v1.Grant.files:type_name -> sandbox.v1.GrantFile
-	74,  // 1: sandbox.v1.Grant.env:type_name -> sandbox.v1.Grant.EnvEntry
-	79,  // 2: sandbox.v1.Grant.expires_at:type_name -> google.protobuf.Timestamp
-	79,  // 3: sandbox.v1.EvidenceItem.observed_at:type_name -> google.protobuf.Timestamp
+	75,  // 1: sandbox.v1.Grant.env:type_name -> sandbox.v1.Grant.EnvEntry
+	80,  // 2: sandbox.v1.Grant.expires_at:type_name -> google.protobuf.Timestamp
+	80,  // 3: sandbox.v1.EvidenceItem.observed_at:type_name -> google.protobuf.Timestamp
 	13,  // 4: sandbox.v1.Evidence.items:type_name -> sandbox.v1.EvidenceItem
 	4,   // 5: sandbox.v1.Sandbox.state:type_name -> sandbox.v1.Sandbox.State
-	79,  // 6: sandbox.v1.Sandbox.started_at:type_name -> google.protobuf.Timestamp
+	80,  // 6: sandbox.v1.Sandbox.started_at:type_name -> google.protobuf.Timestamp
 	18,  // 7: sandbox.v1.Sandbox.proof:type_name -> sandbox.v1.ProofItem
 	15,  // 8: sandbox.v1.Sandbox.seals:type_name -> sandbox.v1.Seal
 	14,  // 9: sandbox.v1.Sandbox.evidence:type_name -> sandbox.v1.Evidence
@@ -5926,116 +6031,117 @@ var file_sandbox_v1_sandbox_proto_depIdxs = []int32{
 	21,  // 15: sandbox.v1.Session.sandbox:type_name -> sandbox.v1.Sandbox
 	8,   // 16: sandbox.v1.Session.resources:type_name -> sandbox.v1.Resources
 	9,   // 17: sandbox.v1.Session.network:type_name -> sandbox.v1.Network
-	75,  // 18: sandbox.v1.Session.env:type_name -> sandbox.v1.Session.EnvEntry
-	79,  // 19: sandbox.v1.Session.created_at:type_name -> google.protobuf.Timestamp
+	76,  // 18: sandbox.v1.Session.env:type_name -> sandbox.v1.Session.EnvEntry
+	80,  // 19: sandbox.v1.Session.created_at:type_name -> google.protobuf.Timestamp
 	12,  // 20: sandbox.v1.Session.caches:type_name -> sandbox.v1.Cache
 	16,  // 21: sandbox.v1.Session.mounts:type_name -> sandbox.v1.Mount
 	17,  // 22: sandbox.v1.Session.left_out:type_name -> sandbox.v1.GuardFinding
-	45,  // 23: sandbox.v1.Session.last_harvest:type_name -> sandbox.v1.Harvest
+	46,  // 23: sandbox.v1.Session.last_harvest:type_name -> sandbox.v1.Harvest
 	23,  // 24: sandbox.v1.Session.conditions:type_name -> sandbox.v1.CommandConditions
 	0,   // 25: sandbox.v1.Session.min_isolation:type_name -> sandbox.v1.Isolation
-	80,  // 26: sandbox.v1.CommandConditions.timeout:type_name -> google.protobuf.Duration
-	80,  // 27: sandbox.v1.CommandConditions.max_timeout:type_name -> google.protobuf.Duration
+	81,  // 26: sandbox.v1.CommandConditions.timeout:type_name -> google.protobuf.Duration
+	81,  // 27: sandbox.v1.CommandConditions.max_timeout:type_name -> google.protobuf.Duration
 	7,   // 28: sandbox.v1.CreateSessionRequest.workspace:type_name -> sandbox.v1.Workspace
 	8,   // 29: sandbox.v1.CreateSessionRequest.resources:type_name -> sandbox.v1.Resources
 	9,   // 30: sandbox.v1.CreateSessionRequest.network:type_name -> sandbox.v1.Network
 	11,  // 31: sandbox.v1.CreateSessionRequest.grants:type_name -> sandbox.v1.Grant
 	12,  // 32: sandbox.v1.CreateSessionRequest.caches:type_name -> sandbox.v1.Cache
-	76,  // 33: sandbox.v1.CreateSessionRequest.env:type_name -> sandbox.v1.CreateSessionRequest.EnvEntry
+	77,  // 33: sandbox.v1.CreateSessionRequest.env:type_name -> sandbox.v1.CreateSessionRequest.EnvEntry
 	0,   // 34: sandbox.v1.CreateSessionRequest.min_isolation:type_name -> sandbox.v1.Isolation
 	22,  // 35: sandbox.v1.CreateSessionResponse.session:type_name -> sandbox.v1.Session
 	22,  // 36: sandbox.v1.ClaimSessionResponse.session:type_name -> sandbox.v1.Session
 	22,  // 37: sandbox.v1.GetSessionResponse.session:type_name -> sandbox.v1.Session
-	22,  // 38: sandbox.v1.ListSessionsResponse.sessions:type_name -> sandbox.v1.Session
-	11,  // 39: sandbox.v1.UpdateGrantsRequest.grants:type_name -> sandbox.v1.Grant
-	22,  // 40: sandbox.v1.UpdateGrantsResponse.session:type_name -> sandbox.v1.Session
-	22,  // 41: sandbox.v1.RetireSandboxResponse.session:type_name -> sandbox.v1.Session
-	14,  // 42: sandbox.v1.RetireSandboxResponse.evidence:type_name -> sandbox.v1.Evidence
-	14,  // 43: sandbox.v1.DeleteSessionResponse.evidence:type_name -> sandbox.v1.Evidence
-	14,  // 44: sandbox.v1.DeleteWorkspaceResponse.evidence:type_name -> sandbox.v1.Evidence
-	79,  // 45: sandbox.v1.Event.at:type_name -> google.protobuf.Timestamp
-	41,  // 46: sandbox.v1.WatchEventsResponse.event:type_name -> sandbox.v1.Event
-	80,  // 47: sandbox.v1.Usage.user_cpu:type_name -> google.protobuf.Duration
-	80,  // 48: sandbox.v1.Usage.system_cpu:type_name -> google.protobuf.Duration
-	46,  // 49: sandbox.v1.Harvest.conflicts:type_name -> sandbox.v1.HarvestConflict
-	6,   // 50: sandbox.v1.ExecResult.status:type_name -> sandbox.v1.ExecResult.Status
-	43,  // 51: sandbox.v1.ExecResult.stdout_info:type_name -> sandbox.v1.OutputInfo
-	43,  // 52: sandbox.v1.ExecResult.stderr_info:type_name -> sandbox.v1.OutputInfo
-	79,  // 53: sandbox.v1.ExecResult.started_at:type_name -> google.protobuf.Timestamp
-	80,  // 54: sandbox.v1.ExecResult.duration:type_name -> google.protobuf.Duration
-	44,  // 55: sandbox.v1.ExecResult.usage:type_name -> sandbox.v1.Usage
-	45,  // 56: sandbox.v1.ExecResult.harvest:type_name -> sandbox.v1.Harvest
-	77,  // 57: sandbox.v1.ExecResult.labels:type_name -> sandbox.v1.ExecResult.LabelsEntry
-	14,  // 58: sandbox.v1.ExecResult.evidence:type_name -> sandbox.v1.Evidence
-	78,  // 59: sandbox.v1.ExecRequest.labels:type_name -> sandbox.v1.ExecRequest.LabelsEntry
-	47,  // 60: sandbox.v1.ExecResponse.result:type_name -> sandbox.v1.ExecResult
-	48,  // 61: sandbox.v1.StreamExecRequest.exec:type_name -> sandbox.v1.ExecRequest
-	2,   // 62: sandbox.v1.OutputChunk.stream:type_name -> sandbox.v1.Stream
-	52,  // 63: sandbox.v1.StreamExecResponse.started:type_name -> sandbox.v1.ExecStarted
-	51,  // 64: sandbox.v1.StreamExecResponse.output:type_name -> sandbox.v1.OutputChunk
-	47,  // 65: sandbox.v1.StreamExecResponse.result:type_name -> sandbox.v1.ExecResult
-	1,   // 66: sandbox.v1.GetExecResponse.state:type_name -> sandbox.v1.ExecState
-	47,  // 67: sandbox.v1.GetExecResponse.result:type_name -> sandbox.v1.ExecResult
-	1,   // 68: sandbox.v1.ExecSummary.state:type_name -> sandbox.v1.ExecState
-	6,   // 69: sandbox.v1.ExecSummary.status:type_name -> sandbox.v1.ExecResult.Status
-	79,  // 70: sandbox.v1.ExecSummary.requested_at:type_name -> google.protobuf.Timestamp
-	57,  // 71: sandbox.v1.ListExecsResponse.execs:type_name -> sandbox.v1.ExecSummary
-	47,  // 72: sandbox.v1.CancelExecResponse.result:type_name -> sandbox.v1.ExecResult
-	45,  // 73: sandbox.v1.GitResponse.harvest:type_name -> sandbox.v1.Harvest
-	45,  // 74: sandbox.v1.HarvestResponse.harvest:type_name -> sandbox.v1.Harvest
-	3,   // 75: sandbox.v1.NodeCheck.outcome:type_name -> sandbox.v1.CheckOutcome
-	66,  // 76: sandbox.v1.CheckNodeResponse.checks:type_name -> sandbox.v1.NodeCheck
-	68,  // 77: sandbox.v1.CheckNodeResponse.runtimes:type_name -> sandbox.v1.RuntimeStatus
-	0,   // 78: sandbox.v1.RuntimeStatus.isolation:type_name -> sandbox.v1.Isolation
-	19,  // 79: sandbox.v1.RuntimeStatus.concessions:type_name -> sandbox.v1.Concession
-	79,  // 80: sandbox.v1.RuntimeStatus.checked_at:type_name -> google.protobuf.Timestamp
-	14,  // 81: sandbox.v1.DrainedSession.evidence:type_name -> sandbox.v1.Evidence
-	70,  // 82: sandbox.v1.DrainNodeResponse.sessions:type_name -> sandbox.v1.DrainedSession
-	79,  // 83: sandbox.v1.GetNodeInfoResponse.started_at:type_name -> google.protobuf.Timestamp
-	68,  // 84: sandbox.v1.GetNodeInfoResponse.runtimes:type_name -> sandbox.v1.RuntimeStatus
-	24,  // 85: sandbox.v1.SessionService.CreateSession:input_type -> sandbox.v1.CreateSessionRequest
-	26,  // 86: sandbox.v1.SessionService.ClaimSession:input_type -> sandbox.v1.ClaimSessionRequest
-	28,  // 87: sandbox.v1.SessionService.GetSession:input_type -> sandbox.v1.GetSessionRequest
-	30,  // 88: sandbox.v1.SessionService.ListSessions:input_type -> sandbox.v1.ListSessionsRequest
-	32,  // 89: sandbox.v1.SessionService.UpdateGrants:input_type -> sandbox.v1.UpdateGrantsRequest
-	34,  // 90: sandbox.v1.SessionService.RetireSandbox:input_type -> sandbox.v1.RetireSandboxRequest
-	36,  // 91: sandbox.v1.SessionService.DeleteSession:input_type -> sandbox.v1.DeleteSessionRequest
-	38,  // 92: sandbox.v1.SessionService.DeleteWorkspace:input_type -> sandbox.v1.DeleteWorkspaceRequest
-	40,  // 93: sandbox.v1.SessionService.WatchEvents:input_type -> sandbox.v1.WatchEventsRequest
-	48,  // 94: sandbox.v1.ExecService.Exec:input_type -> sandbox.v1.ExecRequest
-	50,  // 95: sandbox.v1.ExecService.StreamExec:input_type -> sandbox.v1.StreamExecRequest
-	54,  // 96: sandbox.v1.ExecService.GetExec:input_type -> sandbox.v1.GetExecRequest
-	56,  // 97: sandbox.v1.ExecService.ListExecs:input_type -> sandbox.v1.ListExecsRequest
-	59,  // 98: sandbox.v1.ExecService.CancelExec:input_type -> sandbox.v1.CancelExecRequest
-	61,  // 99: sandbox.v1.GitService.Git:input_type -> sandbox.v1.GitRequest
-	63,  // 100: sandbox.v1.GitService.Harvest:input_type -> sandbox.v1.HarvestRequest
-	65,  // 101: sandbox.v1.NodeService.CheckNode:input_type -> sandbox.v1.CheckNodeRequest
-	72,  // 102: sandbox.v1.NodeService.GetNodeInfo:input_type -> sandbox.v1.GetNodeInfoRequest
-	69,  // 103: sandbox.v1.NodeService.DrainNode:input_type -> sandbox.v1.DrainNodeRequest
-	25,  // 104: sandbox.v1.SessionService.CreateSession:output_type -> sandbox.v1.CreateSessionResponse
-	27,  // 105: sandbox.v1.SessionService.ClaimSession:output_type -> sandbox.v1.ClaimSessionResponse
-	29,  // 106: sandbox.v1.SessionService.GetSession:output_type -> sandbox.v1.GetSessionResponse
-	31,  // 107: sandbox.v1.SessionService.ListSessions:output_type -> sandbox.v1.ListSessionsResponse
-	33,  // 108: sandbox.v1.SessionService.UpdateGrants:output_type -> sandbox.v1.UpdateGrantsResponse
-	35,  // 109: sandbox.v1.SessionService.RetireSandbox:output_type -> sandbox.v1.RetireSandboxResponse
-	37,  // 110: sandbox.v1.SessionService.DeleteSession:output_type -> sandbox.v1.DeleteSessionResponse
-	39,  // 111: sandbox.v1.SessionService.DeleteWorkspace:output_type -> sandbox.v1.DeleteWorkspaceResponse
-	42,  // 112: sandbox.v1.SessionService.WatchEvents:output_type -> sandbox.v1.WatchEventsResponse
-	49,  // 113: sandbox.v1.ExecService.Exec:output_type -> sandbox.v1.ExecResponse
-	53,  // 114: sandbox.v1.ExecService.StreamExec:output_type -> sandbox.v1.StreamExecResponse
-	55,  // 115: sandbox.v1.ExecService.GetExec:output_type -> sandbox.v1.GetExecResponse
-	58,  // 116: sandbox.v1.ExecService.ListExecs:output_type -> sandbox.v1.ListExecsResponse
-	60,  // 117: sandbox.v1.ExecService.CancelExec:output_type -> sandbox.v1.CancelExecResponse
-	62,  // 118: sandbox.v1.GitService.Git:output_type -> sandbox.v1.GitResponse
-	64,  // 119: sandbox.v1.GitService.Harvest:output_type -> sandbox.v1.HarvestResponse
-	67,  // 120: sandbox.v1.NodeService.CheckNode:output_type -> sandbox.v1.CheckNodeResponse
-	73,  // 121: sandbox.v1.NodeService.GetNodeInfo:output_type -> sandbox.v1.GetNodeInfoResponse
-	71,  // 122: sandbox.v1.NodeService.DrainNode:output_type -> sandbox.v1.DrainNodeResponse
-	104, // [104:123] is the sub-list for method output_type
-	85,  // [85:104] is the sub-list for method input_type
-	85,  // [85:85] is the sub-list for extension type_name
-	85,  // [85:85] is the sub-list for extension extendee
-	0,   // [0:85] is the sub-list for field type_name
+	30,  // 38: sandbox.v1.GetSessionResponse.sandbox_key:type_name -> sandbox.v1.SandboxKey
+	22,  // 39: sandbox.v1.ListSessionsResponse.sessions:type_name -> sandbox.v1.Session
+	11,  // 40: sandbox.v1.UpdateGrantsRequest.grants:type_name -> sandbox.v1.Grant
+	22,  // 41: sandbox.v1.UpdateGrantsResponse.session:type_name -> sandbox.v1.Session
+	22,  // 42: sandbox.v1.RetireSandboxResponse.session:type_name -> sandbox.v1.Session
+	14,  // 43: sandbox.v1.RetireSandboxResponse.evidence:type_name -> sandbox.v1.Evidence
+	14,  // 44: sandbox.v1.DeleteSessionResponse.evidence:type_name -> sandbox.v1.Evidence
+	14,  // 45: sandbox.v1.DeleteWorkspaceResponse.evidence:type_name -> sandbox.v1.Evidence
+	80,  // 46: sandbox.v1.Event.at:type_name -> google.protobuf.Timestamp
+	42,  // 47: sandbox.v1.WatchEventsResponse.event:type_name -> sandbox.v1.Event
+	81,  // 48: sandbox.v1.Usage.user_cpu:type_name -> google.protobuf.Duration
+	81,  // 49: sandbox.v1.Usage.system_cpu:type_name -> google.protobuf.Duration
+	47,  // 50: sandbox.v1.Harvest.conflicts:type_name -> sandbox.v1.HarvestConflict
+	6,   // 51: sandbox.v1.ExecResult.status:type_name -> sandbox.v1.ExecResult.Status
+	44,  // 52: sandbox.v1.ExecResult.stdout_info:type_name -> sandbox.v1.OutputInfo
+	44,  // 53: sandbox.v1.ExecResult.stderr_info:type_name -> sandbox.v1.OutputInfo
+	80,  // 54: sandbox.v1.ExecResult.started_at:type_name -> google.protobuf.Timestamp
+	81,  // 55: sandbox.v1.ExecResult.duration:type_name -> google.protobuf.Duration
+	45,  // 56: sandbox.v1.ExecResult.usage:type_name -> sandbox.v1.Usage
+	46,  // 57: sandbox.v1.ExecResult.harvest:type_name -> sandbox.v1.Harvest
+	78,  // 58: sandbox.v1.ExecResult.labels:type_name -> sandbox.v1.ExecResult.LabelsEntry
+	14,  // 59: sandbox.v1.ExecResult.evidence:type_name -> sandbox.v1.Evidence
+	79,  // 60: sandbox.v1.ExecRequest.labels:type_name -> sandbox.v1.ExecRequest.LabelsEntry
+	48,  // 61: sandbox.v1.ExecResponse.result:type_name -> sandbox.v1.ExecResult
+	49,  // 62: sandbox.v1.StreamExecRequest.exec:type_name -> sandbox.v1.ExecRequest
+	2,   // 63: sandbox.v1.OutputChunk.stream:type_name -> sandbox.v1.Stream
+	53,  // 64: sandbox.v1.StreamExecResponse.started:type_name -> sandbox.v1.ExecStarted
+	52,  // 65: sandbox.v1.StreamExecResponse.output:type_name -> sandbox.v1.OutputChunk
+	48,  // 66: sandbox.v1.StreamExecResponse.result:type_name -> sandbox.v1.ExecResult
+	1,   // 67: sandbox.v1.GetExecResponse.state:type_name -> sandbox.v1.ExecState
+	48,  // 68: sandbox.v1.GetExecResponse.result:type_name -> sandbox.v1.ExecResult
+	1,   // 69: sandbox.v1.ExecSummary.state:type_name -> sandbox.v1.ExecState
+	6,   // 70: sandbox.v1.ExecSummary.status:type_name -> sandbox.v1.ExecResult.Status
+	80,  // 71: sandbox.v1.ExecSummary.requested_at:type_name -> google.protobuf.Timestamp
+	58,  // 72: sandbox.v1.ListExecsResponse.execs:type_name -> sandbox.v1.ExecSummary
+	48,  // 73: sandbox.v1.CancelExecResponse.result:type_name -> sandbox.v1.ExecResult
+	46,  // 74: sandbox.v1.GitResponse.harvest:type_name -> sandbox.v1.Harvest
+	46,  // 75: sandbox.v1.HarvestResponse.harvest:type_name -> sandbox.v1.Harvest
+	3,   // 76: sandbox.v1.NodeCheck.outcome:type_name -> sandbox.v1.CheckOutcome
+	67,  // 77: sandbox.v1.CheckNodeResponse.checks:type_name -> sandbox.v1.NodeCheck
+	69,  // 78: sandbox.v1.CheckNodeResponse.runtimes:type_name -> sandbox.v1.RuntimeStatus
+	0,   // 79: sandbox.v1.RuntimeStatus.isolation:type_name -> sandbox.v1.Isolation
+	19,  // 80: sandbox.v1.RuntimeStatus.concessions:type_name -> sandbox.v1.Concession
+	80,  // 81: sandbox.v1.RuntimeStatus.checked_at:type_name -> google.protobuf.Timestamp
+	14,  // 82: sandbox.v1.DrainedSession.evidence:type_name -> sandbox.v1.Evidence
+	71,  // 83: sandbox.v1.DrainNodeResponse.sessions:type_name -> sandbox.v1.DrainedSession
+	80,  // 84: sandbox.v1.GetNodeInfoResponse.started_at:type_name -> google.protobuf.Timestamp
+	69,  // 85: sandbox.v1.GetNodeInfoResponse.runtimes:type_name -> sandbox.v1.RuntimeStatus
+	24,  // 86: sandbox.v1.SessionService.CreateSession:input_type -> sandbox.v1.CreateSessionRequest
+	26,  // 87: sandbox.v1.SessionService.ClaimSession:input_type -> sandbox.v1.ClaimSessionRequest
+	28,  // 88: sandbox.v1.SessionService.GetSession:input_type -> sandbox.v1.GetSessionRequest
+	31,  // 89: sandbox.v1.SessionService.ListSessions:input_type -> sandbox.v1.ListSessionsRequest
+	33,  // 90: sandbox.v1.SessionService.UpdateGrants:input_type -> sandbox.v1.UpdateGrantsRequest
+	35,  // 91: sandbox.v1.SessionService.RetireSandbox:input_type -> sandbox.v1.RetireSandboxRequest
+	37,  // 92: sandbox.v1.SessionService.DeleteSession:input_type -> sandbox.v1.DeleteSessionRequest
+	39,  // 93: sandbox.v1.SessionService.DeleteWorkspace:input_type -> sandbox.v1.DeleteWorkspaceRequest
+	41,  // 94: sandbox.v1.SessionService.WatchEvents:input_type -> sandbox.v1.WatchEventsRequest
+	49,  // 95: sandbox.v1.ExecService.Exec:input_type -> sandbox.v1.ExecRequest
+	51,  // 96: sandbox.v1.ExecService.StreamExec:input_type -> sandbox.v1.StreamExecRequest
+	55,  // 97: sandbox.v1.ExecService.GetExec:input_type -> sandbox.v1.GetExecRequest
+	57,  // 98: sandbox.v1.ExecService.ListExecs:input_type -> sandbox.v1.ListExecsRequest
+	60,  // 99: sandbox.v1.ExecService.CancelExec:input_type -> sandbox.v1.CancelExecRequest
+	62,  // 100: sandbox.v1.GitService.Git:input_type -> sandbox.v1.GitRequest
+	64,  // 101: sandbox.v1.GitService.Harvest:input_type -> sandbox.v1.HarvestRequest
+	66,  // 102: sandbox.v1.NodeService.CheckNode:input_type -> sandbox.v1.CheckNodeRequest
+	73,  // 103: sandbox.v1.NodeService.GetNodeInfo:input_type -> sandbox.v1.GetNodeInfoRequest
+	70,  // 104: sandbox.v1.NodeService.DrainNode:input_type -> sandbox.v1.DrainNodeRequest
+	25,  // 105: sandbox.v1.SessionService.CreateSession:output_type -> sandbox.v1.CreateSessionResponse
+	27,  // 106: sandbox.v1.SessionService.ClaimSession:output_type -> sandbox.v1.ClaimSessionResponse
+	29,  // 107: sandbox.v1.SessionService.GetSession:output_type -> sandbox.v1.GetSessionResponse
+	32,  // 108: sandbox.v1.SessionService.ListSessions:output_type -> sandbox.v1.ListSessionsResponse
+	34,  // 109: sandbox.v1.SessionService.UpdateGrants:output_type -> sandbox.v1.UpdateGrantsResponse
+	36,  // 110: sandbox.v1.SessionService.RetireSandbox:output_type -> sandbox.v1.RetireSandboxResponse
+	38,  // 111: sandbox.v1.SessionService.DeleteSession:output_type -> sandbox.v1.DeleteSessionResponse
+	40,  // 112: sandbox.v1.SessionService.DeleteWorkspace:output_type -> sandbox.v1.DeleteWorkspaceResponse
+	43,  // 113: sandbox.v1.SessionService.WatchEvents:output_type -> sandbox.v1.WatchEventsResponse
+	50,  // 114: sandbox.v1.ExecService.Exec:output_type -> sandbox.v1.ExecResponse
+	54,  // 115: sandbox.v1.ExecService.StreamExec:output_type -> sandbox.v1.StreamExecResponse
+	56,  // 116: sandbox.v1.ExecService.GetExec:output_type -> sandbox.v1.GetExecResponse
+	59,  // 117: sandbox.v1.ExecService.ListExecs:output_type -> sandbox.v1.ListExecsResponse
+	61,  // 118: sandbox.v1.ExecService.CancelExec:output_type -> sandbox.v1.CancelExecResponse
+	63,  // 119: sandbox.v1.GitService.Git:output_type -> sandbox.v1.GitResponse
+	65,  // 120: sandbox.v1.GitService.Harvest:output_type -> sandbox.v1.HarvestResponse
+	68,  // 121: sandbox.v1.NodeService.CheckNode:output_type -> sandbox.v1.CheckNodeResponse
+	74,  // 122: sandbox.v1.NodeService.GetNodeInfo:output_type -> sandbox.v1.GetNodeInfoResponse
+	72,  // 123: sandbox.v1.NodeService.DrainNode:output_type -> sandbox.v1.DrainNodeResponse
+	105, // [105:124] is the sub-list for method output_type
+	86,  // [86:105] is the sub-list for method input_type
+	86,  // [86:86] is the sub-list for extension type_name
+	86,  // [86:86] is the sub-list for extension extendee
+	0,   // [0:86] is the sub-list for field type_name
 }
 
 func init() { file_sandbox_v1_sandbox_proto_init() }
@@ -6043,20 +6149,20 @@ func file_sandbox_v1_sandbox_proto_init() {
 	if File_sandbox_v1_sandbox_proto != nil {
 		return
 	}
-	file_sandbox_v1_sandbox_proto_msgTypes[41].OneofWrappers = []any{}
-	file_sandbox_v1_sandbox_proto_msgTypes[46].OneofWrappers = []any{
+	file_sandbox_v1_sandbox_proto_msgTypes[42].OneofWrappers = []any{}
+	file_sandbox_v1_sandbox_proto_msgTypes[47].OneofWrappers = []any{
 		(*StreamExecResponse_Started)(nil),
 		(*StreamExecResponse_Output)(nil),
 		(*StreamExecResponse_Result)(nil),
 	}
-	file_sandbox_v1_sandbox_proto_msgTypes[54].OneofWrappers = []any{}
+	file_sandbox_v1_sandbox_proto_msgTypes[55].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_sandbox_v1_sandbox_proto_rawDesc), len(file_sandbox_v1_sandbox_proto_rawDesc)),
 			NumEnums:      7,
-			NumMessages:   72,
+			NumMessages:   73,
 			NumExtensions: 0,
 			NumServices:   4,
 		},
