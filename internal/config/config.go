@@ -84,8 +84,6 @@ type ContainerdRuntimes struct {
 type ContainerdRuntime struct {
 	// Handler is the shim's name, "io.containerd.runc.v2". It must be one of the family that the runtime's name promises.
 	Handler string `json:"handler"`
-	// ConfigPath is the shim's own configuration file; empty: where the shim looks by itself. runc's shim has none.
-	ConfigPath string `json:"config_path"`
 	// Binary is the program that the shim starts; empty: what the shim finds in containerd's PATH.
 	Binary string `json:"binary"`
 }

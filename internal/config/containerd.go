@@ -57,10 +57,8 @@ func (c *Config) checkContainerd() error {
 		if !handlerText().MatchString(r.Handler) || !strings.HasPrefix(r.Handler, family) {
 			return bad(key+".handler", r.Handler, "the name of a shim of "+name+", io.containerd.NAME.VERSION, that begins with "+family)
 		}
-		for _, p := range []struct{ key, path string }{{".config_path", r.ConfigPath}, {".binary", r.Binary}} {
-			if p.path != "" && (!absClean(p.path) || p.path == "/") {
-				return bad(key+p.key, p.path, "empty, or an absolute path without \"..\", doubled or closing slashes")
-			}
+		if r.Binary != "" && (!absClean(r.Binary) || r.Binary == "/") {
+			return bad(key+".binary", r.Binary, "empty, or an absolute path without \"..\", doubled or closing slashes")
 		}
 	}
 	return nil
