@@ -19,6 +19,7 @@ import (
 	sandboxv1 "github.com/sandbox-agent/sandbox-agent/api/sandbox/v1"
 	"github.com/sandbox-agent/sandbox-agent/internal/cli/client"
 	"github.com/sandbox-agent/sandbox-agent/internal/testkit"
+	"github.com/sandbox-agent/sandbox-agent/internal/testkit/containerd"
 )
 
 const (
@@ -95,6 +96,9 @@ func Start(t testing.TB, o Options) *Agent {
 	if a.program == "" {
 		a.program = program
 	}
+	if name := os.Getenv(RuntimeEnv); name != "" && !strings.Contains(o.Config, "runtime:") {
+		o.Config += onContainerd(t, name)
+	}
 	text := fmt.Sprintf("state_dir: %s\nsocket: {path: %s}\n%s\n", a.State, a.Socket, o.Config)
 	if !strings.Contains(o.Config, "workspace:") {
 		text += "workspace: {roots: [/var/tmp]}\n"
@@ -106,6 +110,18 @@ func Start(t testing.TB, o Options) *Agent {
 	a.Serve()
 	t.Cleanup(a.Shutdown)
 	return a
+}
+
+// RuntimeEnv names a runtime of containerd (runc, gvisor) that every agent is to host its sandboxes with, in a containerd of
+// its own, where the test does not say another; so that the same tests run over every runtime.
+const RuntimeEnv = "SANDBOX_TEST_RUNTIME"
+
+func onContainerd(t testing.TB, name string) string {
+	t.Helper()
+	parts := map[string][]string{"runc": {"runc"}, "gvisor": {"runc", "gvisor"}}[name]
+	require.NotEmpty(t, parts, "%s=%s: there is no such runtime", RuntimeEnv, name)
+	d := containerd.Start(t, parts...)
+	return fmt.Sprintf("runtime: {default: %[1]s, allowed: [%[1]s]}\ncontainerd: {address: %[2]s}\n", name, d.Address)
 }
 
 // Launch starts the process and waits for nothing.
