@@ -328,13 +328,27 @@ func harvestProto(h gitview.Harvest) *sandboxv1.Harvest {
 
 // conflictSentence names a conflict and its remedy.
 func conflictSentence(c gitview.Conflict) string {
-	or := func(id string) string {
-		if id == "" {
-			return "nothing"
-		}
-		return id
+	if c.BeforeID == "" && c.BaseID == "" && c.SessionID == "" { // the index has no id
+		return c.Ref + ": " + c.Remedy
 	}
-	return fmt.Sprintf("%s was %s, the base clone made it %s and the session %s: %s", c.Ref, or(c.BeforeID), or(c.BaseID), or(c.SessionID), c.Remedy)
+	did := func(who, id string) string {
+		switch {
+		case id == c.BeforeID && id == "":
+			return who + " has none"
+		case id == c.BeforeID:
+			return who + " left it there"
+		case id == "":
+			return who + " deleted it"
+		case c.BeforeID == "":
+			return who + " made it at " + id
+		}
+		return who + " moved it to " + id
+	}
+	was := "was at " + c.BeforeID
+	if c.BeforeID == "" {
+		was = "was not there"
+	}
+	return fmt.Sprintf("%s %s, %s and %s: %s", c.Ref, was, did("the base clone", c.BaseID), did("the session", c.SessionID), c.Remedy)
 }
 
 func evidenceProto(e *runtime.Evidence) *sandboxv1.Evidence {

@@ -168,6 +168,9 @@ func (s *session) viewToDelete(ctx context.Context, rec workspaceRecord, force b
 		s.log.Warn("workspace deleted although it could not be opened", "error", err)
 		return nil, nil
 	case err != nil:
+		if kept, ok := errors.AsType[*gitview.KeptError](err); ok { // its remedy is this deletion
+			err = errors.New(kept.Why)
+		}
 		return nil, fmt.Errorf("%w: looking at what the workspace of %s holds: %w (force deletes it all the same)", ErrPrecondition, ws.Worktree, err)
 	case rec.Deleting:
 		return view, nil

@@ -27,12 +27,20 @@ func codecs() []connect.Codec {
 type discreet struct{ *connectproto.JSONCodec }
 
 func (d discreet) UnmarshalRead(ctx context.Context, src io.Reader, msg any) error {
-	err := d.JSONCodec.UnmarshalRead(ctx, src, msg)
+	err := explained(d.JSONCodec.UnmarshalRead(ctx, src, msg))
 	switch msg.(type) {
 	case *sandboxv1.CreateSessionRequest, *sandboxv1.UpdateGrantsRequest:
 		return WithoutContent(err)
 	}
 	return err
+}
+
+// explained says what to do about a text that is not UTF-8, most often a path.
+func explained(err error) error {
+	if err == nil || !strings.Contains(err.Error(), "invalid UTF-8") {
+		return err
+	}
+	return fmt.Errorf("%w: a message can hold nothing but UTF-8: give the file another name (mv), or send bytes in a field that is base64", err)
 }
 
 // WithoutContent leaves the place and the kind of a fault in JSON, and takes away what the parser quotes of it, which may

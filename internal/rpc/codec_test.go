@@ -35,3 +35,11 @@ func TestP15ARequestThatCantBeReadShowsNothingOfItsGrants(t *testing.T) {
 	require.ErrorIs(t, WithoutContent(read), read)
 	require.NoError(t, WithoutContent(nil))
 }
+
+func TestARequestWithATextThatIsNotUTF8SaysWhatToDo(t *testing.T) {
+	for _, msg := range []any{&sandboxv1.CreateSessionRequest{}, &sandboxv1.DeleteWorkspaceRequest{}} {
+		err := codecs()[1].UnmarshalRead(t.Context(), strings.NewReader("{\"sessionId\":\"caf\xe9\"}"), msg)
+		require.ErrorContains(t, err, "a message can hold nothing but UTF-8")
+		require.ErrorContains(t, err, "mv")
+	}
+}

@@ -52,8 +52,8 @@ type Config struct {
 func ReadConfig(ctx context.Context, path string) (Config, error) {
 	raw, err := readRegular(path, maxConfig)
 	if errors.Is(err, os.ErrNotExist) {
-		return Config{}, fmt.Errorf("%w: %s: it is not there: restore it, or have Git write a new one (git init %s), and look at what that lacks",
-			ErrConfig, plain(path), plain(whoseGitFolder(filepath.Dir(path))))
+		return Config{}, fmt.Errorf("%w: %s: %w", ErrConfig, plain(path), &fileError{why: "it is not there", remedy: fmt.Sprintf(
+			"restore it, or have Git write a new one (git init %s), and look at what that lacks", plain(whoseGitFolder(filepath.Dir(path))))})
 	}
 	if err != nil {
 		return Config{}, fmt.Errorf("%w: %s: %w", ErrConfig, plain(path), err)
@@ -63,8 +63,8 @@ func ReadConfig(ctx context.Context, path string) (Config, error) {
 
 func parseConfig(ctx context.Context, path string, raw []byte) (Config, error) {
 	if i := bytes.IndexByte(raw, 0); i >= 0 {
-		return Config{}, fmt.Errorf("%w: %s, line %d: a NUL byte, at which Git would stop reading: remove it",
-			ErrConfig, plain(path), 1+bytes.Count(raw[:i], []byte("\n")))
+		return Config{}, fmt.Errorf("%w: %s, line %d: %w", ErrConfig, plain(path), 1+bytes.Count(raw[:i], []byte("\n")),
+			&fileError{why: "a NUL byte, at which Git would stop reading", remedy: "remove it"})
 	}
 	list, err := listOnce(ctx, raw)
 	if err != nil {
@@ -78,6 +78,22 @@ func parseConfig(ctx context.Context, path string, raw []byte) (Config, error) {
 	return Config{Path: path, SHA256: hex.EncodeToString(sum[:]), Entries: entries, raw: raw}, nil
 }
 
+// fileError is what is wrong with a configuration file before Git reads it, and the remedy.
+type fileError struct {
+	why, remedy string
+	err         error
+}
+
+func (e *fileError) Error() string {
+	s := e.why + ": " + e.remedy
+	if e.err != nil {
+		s += ": " + e.err.Error()
+	}
+	return s
+}
+
+func (e *fileError) Unwrap() error { return e.err }
+
 // openPlain opens a path of which no component is a symbolic link.
 func openPlain(path string, flags uint64) (*os.File, error) {
 	fd, err := unix.Openat2(unix.AT_FDCWD, path, &unix.OpenHow{
@@ -87,7 +103,7 @@ func openPlain(path string, flags uint64) (*os.File, error) {
 	})
 	switch {
 	case errors.Is(err, unix.ELOOP):
-		return nil, fmt.Errorf("it is a symbolic link, or its path has one: put the file itself there, name the real path: %w", err)
+		return nil, &fileError{why: "it is a symbolic link, or its path has one", remedy: "put the file itself there, name the real path", err: err}
 	case err != nil:
 		return nil, fmt.Errorf("opening it: openat2: %w", err)
 	}
@@ -106,14 +122,14 @@ func readRegular(path string, most int64) ([]byte, error) {
 		return nil, fmt.Errorf("looking at it: fstat: %w", err)
 	}
 	if st.Mode&unix.S_IFMT != unix.S_IFREG {
-		return nil, fmt.Errorf("it is %s, not a file: remove it", typeName(st.Mode))
+		return nil, &fileError{why: "it is " + typeName(st.Mode) + ", not a file", remedy: "remove it, and put the file itself there"}
 	}
 	b, err := io.ReadAll(io.LimitReader(f, most+1))
 	if err != nil {
 		return nil, fmt.Errorf("reading it: %w", err)
 	}
 	if int64(len(b)) > most {
-		return nil, fmt.Errorf("it is longer than %d bytes: make it shorter", most)
+		return nil, &fileError{why: fmt.Sprintf("it is longer than %d bytes", most), remedy: "make it shorter, for what does not belong into a configuration is in it"}
 	}
 	return b, nil
 }

@@ -190,6 +190,10 @@ func CheckRepository(ctx context.Context, path string, run Runner, more ...strin
 // unreadable is the finding for a configuration that is refused as a whole.
 func unreadable(file string, err error) Finding {
 	why := strings.TrimPrefix(err.Error(), ErrConfig.Error()+": "+plain(file))
+	if e, ok := errors.AsType[*fileError](err); ok {
+		why, _, _ = strings.Cut(why, e.why)
+		return Finding{File: plain(file), Kind: Unreadable, Why: strings.TrimLeft(why+e.why, ":, "), Remedy: e.remedy}
+	}
 	return Finding{File: plain(file), Kind: Unreadable, Why: strings.TrimLeft(why, ":, "), Remedy: "mend it: git config --file " + word(plain(file)) + " --list has to read it to its end"}
 }
 

@@ -1,6 +1,7 @@
 package gitguard
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"os"
@@ -277,4 +278,29 @@ func TestTheTreesOfOtherCommitsAreLookedAtToo(t *testing.T) {
 	runs = 0
 	look(repo, "HEAD^0", "HEAD", "lfs", "lfs^0")
 	require.Equal(t, 3, runs, "each tree is looked at once: its name, and two trees")
+}
+
+func TestTheRemedyForAConfigurationThatIsNoFileIsNotGit(t *testing.T) {
+	for name, make := range map[string]func(path string) error{
+		"FIFO":         func(p string) error { return unix.Mkfifo(p, 0o644) },
+		"link":         func(p string) error { return os.Symlink("/etc/hostname", p) },
+		"folder":       func(p string) error { return os.Mkdir(p, 0o755) },
+		"too long":     func(p string) error { return os.WriteFile(p, bytes.Repeat([]byte("# x\n"), maxConfig/4+1), 0o644) },
+		"a NUL byte":   func(p string) error { return os.WriteFile(p, []byte("[core]\n\x00"), 0o644) },
+		"not there":    func(string) error { return nil },
+		"Git's matter": func(p string) error { return os.WriteFile(p, []byte("[core"), 0o644) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			repo := testRepo(t)
+			config := repo + "/.git/config"
+			require.NoError(t, os.Remove(config))
+			require.NoError(t, make(config))
+			r, err := CheckRepository(t.Context(), repo, nil)
+			require.ErrorIs(t, err, ErrConfig)
+			f := r.Findings[len(r.Findings)-1]
+			require.Equal(t, Unreadable, f.Kind)
+			require.NotContains(t, f.Why, f.Remedy, "it is said once")
+			require.Equal(t, name == "Git's matter", strings.Contains(f.Remedy, "git config --file"), f.Remedy)
+		})
+	}
 }

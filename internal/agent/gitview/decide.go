@@ -40,9 +40,12 @@ type verdict struct {
 	conflicts []Conflict
 	// lost are refs whose objects did not arrive, or are none that the ref can name.
 	lost []string
-	// kept say of new branches why they are not made in the base clone.
-	kept []string
+	// kept are new branches that are not made in the base clone.
+	kept []keptBranch
 }
+
+// keptBranch is a new branch of the session, and why it is not made in the base clone.
+type keptBranch struct{ ref, id, why string }
 
 // decide is the rule of which refs of a session reach the base clone under their own names: the session's branch and
 // those that this workspace made, if nobody else moved them or what is there is an ancestor; a new branch, if there is
@@ -61,7 +64,7 @@ func decide(d decision) (verdict, error) {
 			}
 			continue
 		case d.withheld(ref, before) != "":
-			out.kept = append(out.kept, fmt.Sprintf("%s (%s)", shortened(ref), d.withheld(ref, before)))
+			out.kept = append(out.kept, keptBranch{ref: ref, id: now, why: d.withheld(ref, before)})
 			continue
 		case !d.mine(ref, before):
 			continue

@@ -679,10 +679,7 @@ func (h *harvest) finish(ctx context.Context) error {
 	if len(h.verdict.lost) > 0 {
 		h.say("not moved, for want of their objects: %s", strings.Join(h.verdict.lost, ", "))
 	}
-	if kept := h.verdict.kept; len(kept) > 0 {
-		h.say("%d new branches are only below %s, for in the base clone their names would be taken for something else: %s; give them other names (git branch -m)",
-			len(kept), mirrorOf(v.o.SessionID), strings.Join(kept[:min(len(kept), mostNamed)], ", "))
-	}
+	h.tellKept()
 	switch {
 	case len(h.Conflicts) > 0:
 		h.Status = Conflicts
@@ -731,6 +728,29 @@ func (h *harvest) tellOnce() (resolved bool) {
 	h.Conflicts = append(news, h.Conflicts...)
 	v.state.Told = h.verdict.conflicts
 	return resolved
+}
+
+// tellKept tells of new branches that are not made in the base clone, of each once until it moves.
+func (h *harvest) tellKept() {
+	v := h.v
+	told := v.state.Kept
+	v.state.Kept = refs{}
+	var news []string
+	for _, k := range h.verdict.kept {
+		name := inUTF8(k.ref)
+		if v.state.Kept[name] = k.id; told[name] != k.id {
+			news = append(news, fmt.Sprintf("%s (%s)", shortened(k.ref), k.why))
+		}
+	}
+	if len(news) == 0 {
+		return
+	}
+	is, its, other := "are", "their names", "them other names"
+	if len(news) == 1 {
+		is, its, other = "is", "its name", "it another name"
+	}
+	h.say("%s %s only below %s, for in the base clone %s would be taken for something else: %s; give %s (git branch -m)",
+		countOf(len(news), "new branch", "new branches"), is, mirrorOf(v.o.SessionID), its, strings.Join(news[:min(len(news), mostNamed)], ", "), other)
 }
 
 // keepApart takes note of what the base clone has otherwise than the session, so that it is news only once.

@@ -86,8 +86,10 @@ func (v *View) openIsolated(ctx context.Context, base *gitjail.Kept) error {
 	v.leftOut = leftOut
 	if mounts.Exists(v.Private()) {
 		if err := v.loadState(); err != nil {
-			return fmt.Errorf("%w: %w: harvest can't go on; look at %s, and delete the workspace (sandbox-agent workspace delete %s)",
-				ErrRefused, err, v.o.Dir, v.o.Workspace.Worktree)
+			return &KeptError{
+				Why:    err.Error() + ": harvest can't go on; look at " + v.o.Dir,
+				Remedy: fmt.Sprintf(", and delete the workspace (sandbox-agent workspace delete %s)", v.o.Workspace.Worktree),
+			}
 		}
 		// Somebody who makes a session of this worktree would take it for the lock of a Git that is at work.
 		if err := v.inMetaFolder(func(m folder) error { return dropOwnLock(m, "index.lock") }); err != nil {

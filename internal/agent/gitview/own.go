@@ -3,7 +3,6 @@ package gitview
 import (
 	"errors"
 	"os"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -92,6 +91,6 @@ func printOthers(dir *os.File, but refs) (sum string, ok bool) {
 	}
 	p.part(partRefs)
 	p.below(dir, "refs", "refs", 0, skipped)
-	racy := p.print.Racy || p.newest > time.Now().Add(-racyTime).UnixNano()
+	racy := p.print.Racy || p.racy()
 	return packed + p.sum(), !racy && p.seen <= mostBaseFiles
 }

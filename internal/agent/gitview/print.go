@@ -48,8 +48,10 @@ func (p print) changed(now print) map[string]bool {
 }
 
 const (
-	// racyTime is more than a tick of the kernel's coarse clock, which change times are of.
-	racyTime = 20 * time.Millisecond
+	// racyTime is more than a tick of the kernel's coarse clock, which change times are of, and racySecond more than that of
+	// a file system that keeps whole seconds, or every other one.
+	racyTime   = 20 * time.Millisecond
+	racySecond = 2*time.Second + racyTime
 	// mostRefs bounds how many files and folders below refs are looked at; beyond, each print differs from all others.
 	mostRefs = 20000
 	// mostDepth bounds how deep the folders of a Git folder are looked at.
@@ -61,11 +63,12 @@ const (
 
 // printer makes a print.
 type printer struct {
-	dir    *os.File
-	hash   hash.Hash
-	newest int64
-	seen   int
-	print  print
+	dir  *os.File
+	hash hash.Hash
+	// settled is from when on a change has another time than all that were looked at, nanoseconds since 1970.
+	settled int64
+	seen    int
+	print   print
 	// filesOnly leaves out the folders themselves.
 	filesOnly bool
 }
@@ -90,7 +93,7 @@ func (p *printer) part(name string, paths ...string) {
 func (p *printer) sum() string { return hex.EncodeToString(p.hash.Sum(nil)[:16]) }
 
 func (p *printer) done() print {
-	p.print.Racy = p.print.Racy || p.newest > time.Now().Add(-racyTime).UnixNano()
+	p.print.Racy = p.print.Racy || p.racy()
 	return p.print
 }
 
@@ -122,9 +125,21 @@ func (p *printer) missing(path string, err error) {
 
 func (p *printer) add(path string, st *unix.Stat_t) {
 	fmt.Fprintf(p.hash, "%q %d %d %o %d\n", path, st.Ino, st.Ctim.Nano(), st.Mode, st.Size)
-	p.newest = max(p.newest, st.Ctim.Nano())
+	p.settled = max(p.settled, settled(st.Ctim))
 	p.seen++
 }
+
+// settled is from when on a change has another time than this one. Where the file system has finer times than seconds, a
+// whole second is one in a million and more, and only makes that the folder is looked at again.
+func settled(change unix.Timespec) int64 {
+	if change.Nsec == 0 {
+		return change.Nano() + int64(racySecond)
+	}
+	return change.Nano() + int64(racyTime)
+}
+
+// racy says whether the next change could have the time of one that was looked at.
+func (p *printer) racy() bool { return p.settled > time.Now().UnixNano() }
 
 // tree adds a folder and what is below it; skip leaves names out.
 func (p *printer) tree(path string, skip func(path string, isDir bool) bool) {

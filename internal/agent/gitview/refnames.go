@@ -58,11 +58,13 @@ func (d decision) withheld(ref, before string) string {
 }
 
 // count is a number of things: "1 ref", "2 refs".
-func count(n int, what string) string {
+func count(n int, what string) string { return countOf(n, what, what+"s") }
+
+func countOf(n int, one, more string) string {
 	if n == 1 {
-		return "1 " + what
+		return "1 " + one
 	}
-	return fmt.Sprintf("%d %ss", n, what)
+	return fmt.Sprintf("%d %s", n, more)
 }
 
 // inUTF8 is a name with %XX for each byte that is no UTF-8, which the state could not hold.

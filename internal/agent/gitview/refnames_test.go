@@ -41,6 +41,16 @@ func TestP12ANewBranchIsNotWhatGitDescribePrintsForACommitOfTheHosts(t *testing.
 	require.Contains(t, h.Detail, "3 new branches are only below")
 	require.Contains(t, h.Detail, described+" (it looks like what git describe prints)")
 	require.Equal(t, "main\nmy-gadget\ntopic\nv1-5-gabc\nx-gabcd-fix", w.branches())
+
+	// Each is told once, also when the agent was restarted meanwhile, until it is another change.
+	w.reopen()
+	_, h = w.command("git commit -q --allow-empty -m More")
+	require.Equal(t, Harvested, h.Status, "%+v", h)
+	require.Empty(t, h.Detail)
+	_, h = w.command("git branch -f " + names[1])
+	require.Contains(t, h.Detail, "1 new branch is only below")
+	require.Contains(t, h.Detail, "give it another name")
+	require.NotContains(t, h.Detail, described)
 	require.Equal(t, main, w.host("rev-parse", described))
 }
 

@@ -60,6 +60,9 @@ type state struct {
 	Apart refs `json:"apart,omitempty"`
 	// Told are the conflicts of refs that harvests have told of, as long as they are there.
 	Told []Conflict `json:"told,omitempty"`
+	// Kept are the new branches that are not made in the base clone and that harvests have told of, as they are: names in
+	// UTF-8 (inUTF8) and ids.
+	Kept refs `json:"kept,omitempty"`
 	// Clean is the private folder's print when all of it had been harvested; Base the base clone's when all of it had been
 	// brought in.
 	Clean print `json:"clean"`
@@ -144,10 +147,11 @@ func (r record) check(o Options) error {
 		return err
 	}
 	want.Sessions = r.Sessions
-	var what string
+	var what, instead string
 	switch {
 	case r.Layout != want.Layout:
-		what = fmt.Sprintf("has the Git layout %s and not %s: leave git_layout out or name %[1]s", r.Layout, want.Layout)
+		what = fmt.Sprintf("has the Git layout %s and not %s", r.Layout, want.Layout)
+		instead = ": leave git_layout out or name " + r.Layout
 	case r.Worktree != want.Worktree || r.CommonDir != want.CommonDir || r.MetaDir != want.MetaDir:
 		what = fmt.Sprintf("was kept for %s of %s", r.Worktree, r.CommonDir)
 	case r.Device != want.Device || r.Inode != want.Inode:
@@ -155,7 +159,10 @@ func (r record) check(o Options) error {
 	default:
 		return nil
 	}
-	return fmt.Errorf("%w: the workspace of %s %s; or delete what is kept (sandbox-agent workspace delete %[2]s)", ErrRefused, o.Workspace.Worktree, what)
+	return &KeptError{
+		Why:    "the workspace of " + o.Workspace.Worktree + " " + what,
+		Remedy: fmt.Sprintf("%s; or delete what is kept (sandbox-agent workspace delete %s)", instead, o.Workspace.Worktree),
+	}
 }
 
 // settle gives the session's branch, and keeps it for a session that has none.

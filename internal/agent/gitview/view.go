@@ -13,6 +13,14 @@ import (
 // ErrRefused: the workspace cannot be used as it is; the message names what is in the way, and the remedy.
 var ErrRefused = hostfs.ErrRefused
 
+// KeptError: what is kept for a workspace can't be used. Its message ends with the remedy, the workspace's deletion; for
+// whoever does delete it, Why is all there is to say. It wraps ErrRefused.
+type KeptError struct{ Why, Remedy string }
+
+func (e *KeptError) Error() string { return ErrRefused.Error() + ": " + e.Why + e.Remedy }
+
+func (e *KeptError) Unwrap() error { return ErrRefused }
+
 // Options say what a view is of.
 type Options struct {
 	// Dir is <state>/workspaces/<Key(worktree)>; its parent must exist.

@@ -1,6 +1,7 @@
 package gitview
 
 import (
+	"errors"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -152,4 +153,22 @@ func run(dir string, words ...string) (string, error) {
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uid, Gid: uid}}
 	out, err := cmd.CombinedOutput()
 	return string(out), err
+}
+
+func TestWhatIsKeptAndCantBeUsedIsToldWithAndWithoutItsRemedy(t *testing.T) {
+	for name, spoil := range map[string]func(w *world){
+		"a state that is lost": func(w *world) { require.NoError(t, os.WriteFile(w.v.path(stateName), []byte("{"), 0o600)) },
+		"another layout":       func(w *world) { w.o.Layout = mounts.Shared },
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t)
+			spoil(w)
+			_, err := Open(t.Context(), w.o)
+			require.ErrorIs(t, err, ErrRefused)
+			require.ErrorContains(t, err, "sandbox-agent workspace delete "+w.wt)
+			kept, ok := errors.AsType[*KeptError](err)
+			require.True(t, ok)
+			require.NotContains(t, kept.Why, "workspace delete")
+		})
+	}
 }
