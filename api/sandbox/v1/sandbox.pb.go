@@ -1600,7 +1600,8 @@ type Session struct {
 	Mounts []*Mount `protobuf:"bytes,17,rep,name=mounts,proto3" json:"mounts,omitempty"`
 	// What of the repository's configuration is not in the sandbox's (git_layout isolated).
 	LeftOut []*GuardFinding `protobuf:"bytes,18,rep,name=left_out,json=leftOut,proto3" json:"left_out,omitempty"`
-	// The newest harvest that did anything.
+	// The newest harvest that did anything. Unlike an exec's own, it also has the conflicts that earlier harvests told of and
+	// that still stand.
 	LastHarvest *Harvest           `protobuf:"bytes,19,opt,name=last_harvest,json=lastHarvest,proto3" json:"last_harvest,omitempty"`
 	Conditions  *CommandConditions `protobuf:"bytes,20,opt,name=conditions,proto3" json:"conditions,omitempty"`
 	// What each of its sandboxes is hosted by, chosen when the session was created.
@@ -3267,7 +3268,9 @@ type Harvest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// "UNCHANGED" (no ref, index or object was touched), "HARVESTED", "CONFLICT" (named below; everything else
 	// arrived, and the work is safe under refs/sandboxes/<session>/), "FAILED" (nothing of the base clone was moved; the
-	// next harvest tries again), "SHARED" (git_layout shared: commands write the base clone themselves).
+	// next harvest tries again), "SHARED" (git_layout shared: commands write the base clone themselves). A conflict is told
+	// once per change, by the harvest that met it first: the harvests after it do not have that status for it, until either
+	// side changes the ref again.
 	Status string `protobuf:"bytes,1,opt,name=status,proto3" json:"status,omitempty"`
 	// Refs of the base clone that were written.
 	Refs []string `protobuf:"bytes,2,rep,name=refs,proto3" json:"refs,omitempty"`
@@ -3278,7 +3281,8 @@ type Harvest struct {
 	Objects uint64 `protobuf:"varint,5,opt,name=objects,proto3" json:"objects,omitempty"`
 	// Lock files that the command left behind and that were removed, absolute paths.
 	StaleLocks []string `protobuf:"bytes,6,rep,name=stale_locks,json=staleLocks,proto3" json:"stale_locks,omitempty"`
-	// Why it failed, or what was left where it was, for example an index that can't be trusted.
+	// Why it failed, or what was left where it was, for example an index that can't be trusted. A new branch that is not made
+	// in the base clone because of its name is told once per change.
 	Detail        string `protobuf:"bytes,7,opt,name=detail,proto3" json:"detail,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
