@@ -29,6 +29,9 @@ func (r *Runtime) Create(ctx context.Context, spec runtime.Spec) (runtime.Sandbo
 	if err := hostkernel.CheckSpec(spec); err != nil {
 		return nil, err
 	}
+	if err := r.hosts(); err != nil {
+		return nil, fmt.Errorf("starting sandbox %s: %w", spec.SandboxID, err)
+	}
 	if spec.Network != "none" {
 		return nil, fmt.Errorf("starting sandbox %s: %w: the runtime %q has the network mode \"none\" only, not %q",
 			spec.SandboxID, runtime.ErrUnavailable, r.opts.Name, spec.Network)

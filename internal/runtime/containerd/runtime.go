@@ -164,10 +164,22 @@ func (r *Runtime) Reachable(ctx context.Context) error {
 
 // Check says whether this node, and its containerd, can host sandboxes; see runtime.Runtime.
 func (r *Runtime) Check(ctx context.Context) error {
+	if err := r.hosts(); err != nil {
+		return err
+	}
 	if err := hostkernel.Check(); err != nil {
 		return err
 	}
 	return r.Reachable(ctx)
+}
+
+// hosts refuses what is not built yet, before anything is tried: a gVisor sandbox needs every mount in its spec, where runc's
+// are attached to the container that waits.
+func (r *Runtime) hosts() error {
+	if r.sharesKernel() {
+		return nil
+	}
+	return fmt.Errorf("%w: this version makes no sandbox under gVisor: name runc, or another runtime, in runtime.allowed", runtime.ErrUnavailable)
 }
 
 // Load finds a sandbox that an earlier agent started; see runtime.Runtime. What tells is the recorded init, whatever

@@ -63,6 +63,13 @@ disabled_plugins = ["io.containerd.cri.v1.images", "io.containerd.cri.v1.runtime
 
 func (d *Daemon) config() string { return filepath.Join(d.dir, "config.toml") }
 
+// Need skips the test, or fails it where tests must run, without the given parts.
+func Need(t testing.TB, parts ...string) {
+	t.Helper()
+	testkit.Need(t, testkit.Root)
+	folders(t, append([]string{"containerd"}, parts...))
+}
+
 // folders asks the script for what it has built; nothing is built for a test.
 func folders(t testing.TB, parts []string) []string {
 	t.Helper()
@@ -86,13 +93,8 @@ func (d *Daemon) Serve() {
 	log, err := os.OpenFile(filepath.Join(d.dir, "log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	require.NoError(d.T, err)
 	defer log.Close()
-	d.cmd = exec.Command("containerd", "-c", d.config())
-	for _, dir := range strings.Split(d.path, ":") {
-		if p := filepath.Join(dir, "containerd"); isFile(p) {
-			d.cmd = exec.Command(p, "-c", d.config())
-			break
-		}
-	}
+	first, _, _ := strings.Cut(d.path, ":") // the folder of containerd itself
+	d.cmd = exec.Command(filepath.Join(first, "containerd"), "-c", d.config())
 	d.cmd.Stdout, d.cmd.Stderr = log, log
 	d.cmd.Env = append(os.Environ(), "PATH="+d.path)
 	d.cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
@@ -112,11 +114,6 @@ func (d *Daemon) Serve() {
 		_, err := c.Version(ctx)
 		return err == nil
 	})
-}
-
-func isFile(path string) bool {
-	st, err := os.Stat(path)
-	return err == nil && st.Mode().IsRegular()
 }
 
 // Client is a client of it; the caller closes it.
