@@ -6,6 +6,9 @@ import (
 	"testing"
 )
 
+// namespace is containerd's for these tests.
+const namespace = "kata-test"
+
 // scratch is removed after all tests.
 var scratch string
 
@@ -18,5 +21,6 @@ func TestMain(m *testing.M) {
 	scratch = dir
 	code := m.Run()
 	_ = os.RemoveAll(dir)
+	_ = os.Remove("/run/containerd/runc/" + namespace) // runc's folder for it; not removed while anything is in it
 	os.Exit(code)
 }

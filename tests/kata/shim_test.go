@@ -45,7 +45,7 @@ func newNode(t *testing.T, misbehave ...string) *node {
 	dir, err := os.MkdirTemp("", "kata") // short: sockets are in it
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, os.RemoveAll(dir)) })
-	n := &node{t: t, dir: dir, id: "sb-" + filepath.Base(dir), config: kata.Config{Hypervisor: "qemu", SharedFS: "virtio-fs"}, ctx: namespaces.WithNamespace(t.Context(), "kata-test")}
+	n := &node{t: t, dir: dir, id: "sb-" + filepath.Base(dir), config: kata.Config{Hypervisor: "qemu", SharedFS: "virtio-fs"}, ctx: namespaces.WithNamespace(t.Context(), namespace)}
 	n.config.VMM, n.config.VirtioFSDaemon = filepath.Join(dir, "qemu"), filepath.Join(dir, "virtiofsd")
 	sleep, err := exec.LookPath("sleep")
 	require.NoError(t, err)
@@ -129,14 +129,14 @@ func (n *node) run(script string) (kata.VM, <-chan client.ExitStatus) {
 	c, err := n.client.NewContainer(n.ctx, n.id, client.WithRuntime(kata.RuntimeType, nil), client.WithSpec(n.spec))
 	require.NoError(n.t, err)
 	n.t.Cleanup(func() {
-		require.NoError(n.t, c.Delete(namespaces.WithNamespace(context.Background(), "kata-test")))
+		require.NoError(n.t, c.Delete(namespaces.WithNamespace(context.Background(), namespace)))
 	})
 	r, w := io.Pipe()
 	n.out = bufio.NewReader(r)
 	n.task, err = c.NewTask(n.ctx, cio.NewCreator(cio.WithFIFODir(filepath.Join(n.dir, "fifo")), cio.WithStreams(nil, w, io.Discard)))
 	require.NoError(n.t, err)
 	n.t.Cleanup(n.end)
-	exits, err := n.task.Wait(namespaces.WithNamespace(context.Background(), "kata-test"))
+	exits, err := n.task.Wait(namespaces.WithNamespace(context.Background(), namespace))
 	require.NoError(n.t, err)
 	require.NoError(n.t, n.task.Start(n.ctx))
 	require.Equal(n.t, "started", n.line())
@@ -166,7 +166,7 @@ func (n *node) behave() {
 // end deletes the task, whatever state a test left it in.
 func (n *node) end() {
 	n.behave()
-	ctx := namespaces.WithNamespace(context.Background(), "kata-test")
+	ctx := namespaces.WithNamespace(context.Background(), namespace)
 	_, _ = n.task.Delete(ctx, client.WithProcessKill)
 }
 
