@@ -56,6 +56,13 @@ func native(err error) error {
 // missing says whether containerd knows nothing of what it was asked for.
 func missing(err error) bool { return errdefs.IsNotFound(native(err)) }
 
+func (r *Runtime) labels(spec runtime.Spec) map[string]string {
+	return map[string]string{
+		labelSandbox: spec.SandboxID, labelSession: spec.SessionID, labelGeneration: strconv.FormatUint(spec.Generation, 10),
+		labelRuntime: r.opts.Name, labelState: r.opts.StateDir,
+	}
+}
+
 // createContainer records a container in containerd. Nothing runs.
 func (r *Runtime) createContainer(ctx context.Context, spec runtime.Spec, oci *specs.Spec) error {
 	ctx, cancel := r.call(ctx)
@@ -66,10 +73,7 @@ func (r *Runtime) createContainer(ctx context.Context, spec runtime.Spec, oci *s
 	}
 	c := containers.Container{
 		ID: spec.SandboxID, Spec: ociAny, Runtime: containers.RuntimeInfo{Name: r.opts.Handler},
-		Labels: map[string]string{
-			labelSandbox: spec.SandboxID, labelSession: spec.SessionID, labelGeneration: strconv.FormatUint(spec.Generation, 10),
-			labelRuntime: r.opts.Name, labelState: r.opts.StateDir,
-		},
+		Labels: r.labels(spec),
 	}
 	if r.opts.Binary != "" {
 		if c.Runtime.Options, err = typeurl.MarshalAnyToProto(&runcoptions.Options{BinaryName: r.opts.Binary}); err != nil {
@@ -139,15 +143,23 @@ func (r *Runtime) deleteContainer(ctx context.Context, id string) error {
 	return nil
 }
 
-// listContainers names this runtime's containers in containerd.
+// listContainers names the sandboxes of which containerd has a container, or a lease: what is made first.
 func (r *Runtime) listContainers(ctx context.Context) ([]string, error) {
 	ctx, cancel := r.call(ctx)
 	defer cancel()
-	cs, err := r.client.ContainerService().List(ctx, fmt.Sprintf("labels.%q==%q,labels.%q==%q", labelState, r.opts.StateDir, labelRuntime, r.opts.Name))
+	ours := fmt.Sprintf("labels.%q==%q,labels.%q==%q", labelState, r.opts.StateDir, labelRuntime, r.opts.Name)
+	cs, err := r.client.ContainerService().List(ctx, ours)
+	if err != nil {
+		return nil, r.failed("listing sandboxes", err)
+	}
+	ls, err := r.client.LeasesService().List(ctx, ours)
 	if err != nil {
 		return nil, r.failed("listing sandboxes", err)
 	}
 	var ids []string
+	for _, l := range ls {
+		ids = append(ids, l.ID)
+	}
 	for _, c := range cs {
 		ids = append(ids, c.ID)
 	}

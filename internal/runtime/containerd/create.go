@@ -95,7 +95,7 @@ func (r *Runtime) create(ctx context.Context, spec runtime.Spec) (*Sandbox, erro
 		return nil, err
 	}
 	crashpoint.At("containerd.announced")
-	if err := r.prepare(st, all); err != nil {
+	if err := r.prepare(ctx, st, all); err != nil {
 		return nil, err
 	}
 	crashpoint.At("containerd.prepared")
@@ -104,26 +104,16 @@ func (r *Runtime) create(ctx context.Context, spec runtime.Spec) (*Sandbox, erro
 }
 
 // prepare makes everything on the node's side that a container needs.
-func (r *Runtime) prepare(st *start, all []hostkernel.Hierarchy) error {
+func (r *Runtime) prepare(ctx context.Context, st *start, all []hostkernel.Hierarchy) error {
 	spec := st.spec
-	skeleton, source, err := hostkernel.PlanRoot(spec)
-	if err != nil {
-		return err
-	}
-	if len(skeleton.Shadowed) > 0 {
-		r.log.Warn("the workspace covers folders of the root file system", "sandbox", spec.SandboxID, "folders", skeleton.Shadowed)
-	}
 	if err := hostkernel.MakeDirs(spec); err != nil {
 		return err
 	}
-	if err := makeRoot(rootfsDir(spec.Dir), skeleton); err != nil {
+	if err := r.prepareRoot(ctx, st); err != nil {
 		return err
 	}
-	if st.mounts, err = hostkernel.PrepareMounts(spec, skeleton, source); err != nil {
-		return err
-	}
-	st.rec.Identity.Provenance = hostkernel.Provenance(spec, st.mounts.Programs)
 	st.spec.IDs.CommandHostUID, st.spec.IDs.CommandHostGID = st.mounts.Ownership.CommandHostUID, st.mounts.Ownership.CommandHostGID
+	var err error
 	if st.userns, err = hostkernel.OwnUserNamespace(st.spec.IDs, spec.Pid1); err != nil {
 		return err
 	}
@@ -135,12 +125,57 @@ func (r *Runtime) prepare(st *start, all []hostkernel.Hierarchy) error {
 	return err
 }
 
+// prepareRoot makes the root file system. An image is a folder like any other once it is mounted.
+func (r *Runtime) prepareRoot(ctx context.Context, st *start) error {
+	if runtime.KindOfRootfs(st.spec.Rootfs) != runtime.RootfsImage {
+		if err := r.makeRoot(st, st.spec); err != nil {
+			return err
+		}
+		st.rec.Identity.Provenance = hostkernel.Provenance(st.spec, st.mounts.Programs)
+		return nil
+	}
+	ctx, cancel := r.call(ctx)
+	defer cancel()
+	img, err := r.viewImage(ctx, st.spec)
+	if err != nil {
+		return err
+	}
+	dir := filepath.Join(st.spec.Dir, "image")
+	if err := os.Mkdir(dir, 0o755); err != nil {
+		return fmt.Errorf("making the root file system: %w", err)
+	}
+	mounted := st.spec
+	mounted.Rootfs = dir
+	if err := img.inImage(dir, func() error { return r.makeRoot(st, mounted) }); err != nil {
+		return fmt.Errorf("the image %s: %w", st.spec.Rootfs, err)
+	}
+	st.rec.Identity.Provenance = hostkernel.Provenance(st.spec, st.mounts.Programs)
+	st.rec.Identity.Provenance.RootfsDigest = img.digest
+	return nil
+}
+
+// makeRoot makes the skeleton on disk and clones all mounts.
+func (r *Runtime) makeRoot(st *start, spec runtime.Spec) error {
+	skeleton, source, err := hostkernel.PlanRoot(spec)
+	if err != nil {
+		return err
+	}
+	if len(skeleton.Shadowed) > 0 {
+		r.log.Warn("the workspace covers folders of the root file system", "sandbox", spec.SandboxID, "folders", skeleton.Shadowed)
+	}
+	if err := makeSkeleton(rootfsDir(spec.Dir), skeleton); err != nil {
+		return err
+	}
+	st.mounts, err = hostkernel.PrepareMounts(spec, skeleton, source)
+	return err
+}
+
 // placeholder is where the init's program is. runc looks for it when it creates the container, and executes it when it
 // starts it: in between the mount that has it is attached.
 const placeholder = runtime.BinPath + "/receiptd"
 
-// makeRoot makes the skeleton on disk, with a placeholder.
-func makeRoot(root string, s hostkernel.Skeleton) error {
+// makeSkeleton makes the skeleton on disk, with a placeholder.
+func makeSkeleton(root string, s hostkernel.Skeleton) error {
 	if err := os.Mkdir(root, 0o755); err != nil {
 		return fmt.Errorf("making the root file system: %w", err)
 	}

@@ -265,7 +265,7 @@ func TestP14AFailedStartIsAnErrorAndNothingOfItIsLeft(t *testing.T) {
 		{"receiptd was swapped", func(s *runtime.Spec) { s.ReceiptdSHA256 = strings.Repeat("0", 64) }, runtime.ErrSwapped.Error()},
 		{"receiptd is no program", func(s *runtime.Spec) { s.Receiptd = "/etc/passwd" }, "it ended"},
 		{"the root file system is missing", func(s *runtime.Spec) { s.Rootfs = "/nonexistent" }, "/nonexistent"},
-		{"an image", func(s *runtime.Spec) { s.Rootfs = "example.org/image@sha256:" + strings.Repeat("0", 64) }, "no image"},
+		{"an image", func(s *runtime.Spec) { s.Rootfs = "example.org/image@sha256:" + strings.Repeat("0", 64) }, "images pull"},
 		{"the worktree has gone", func(s *runtime.Spec) {
 			require.NoError(t, os.Rename(s.Workspace.Worktree, s.Workspace.Worktree+".x"))
 		}, "wt-topic"},

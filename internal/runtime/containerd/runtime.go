@@ -143,8 +143,8 @@ func (r *Runtime) Concessions() []runtime.Concession {
 	return nil
 }
 
-// TakesRootfs refuses images; see runtime.Runtime.
-func (r *Runtime) TakesRootfs(kind runtime.RootfsKind) error { return hostkernel.TakesRootfs(kind) }
+// TakesRootfs takes every kind; see runtime.Runtime.
+func (r *Runtime) TakesRootfs(runtime.RootfsKind) error { return nil }
 
 func (r *Runtime) records() hostkernel.Records {
 	return hostkernel.Records(filepath.Join(r.opts.StateDir, "records"))

@@ -211,6 +211,9 @@ func (r *Runtime) sweep(ctx context.Context, rec hostkernel.Record, ev *hostkern
 	if err := r.deleteContainer(ctx, id.SandboxID); err != nil {
 		return none(err)
 	}
+	if err := r.dropImage(ctx, id.SandboxID); err != nil {
+		return none(err)
+	}
 	crashpoint.At("containerd.container-deleted")
 	t := hostkernel.Tree{Dirs: id.Cgroups}
 	if err := t.Remove(ctx); err != nil {

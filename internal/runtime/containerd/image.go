@@ -1,0 +1,110 @@
+package containerd
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/containerd/containerd/v2/client"
+	"github.com/containerd/containerd/v2/core/leases"
+	"github.com/containerd/containerd/v2/core/mount"
+	"github.com/containerd/errdefs"
+	"github.com/opencontainers/image-spec/identity"
+	"golang.org/x/sys/unix"
+
+	"github.com/sandbox-agent/sandbox-agent/internal/runtime"
+	"github.com/sandbox-agent/sandbox-agent/internal/runtime/hostkernel"
+)
+
+// image is a sandbox's view of an image: a read-only snapshot, kept by a lease of the sandbox's own.
+type image struct {
+	digest string
+	mounts []mount.Mount
+}
+
+// viewImage finds the image in containerd, unpacks it where nobody has yet, and makes a read-only snapshot of it, whose key
+// is the sandbox's id, as its lease's is.
+func (r *Runtime) viewImage(ctx context.Context, spec runtime.Spec) (image, error) {
+	fail := func(doing string, err error) (image, error) {
+		if errors.Is(native(err), unix.ENOSPC) || strings.Contains(err.Error(), unix.ENOSPC.Error()) {
+			err = fmt.Errorf("%w: the disk of containerd's snapshotter is full: remove images or containers that nobody needs (ctr images prune), or enlarge it", err)
+		}
+		return image{}, r.failed(fmt.Sprintf("%s the image %s", doing, spec.Rootfs), err)
+	}
+	img, err := r.findImage(ctx, spec.Rootfs)
+	if err != nil {
+		return fail("looking for", err)
+	}
+	_, err = r.client.LeasesService().Create(ctx, leases.WithID(spec.SandboxID), leases.WithLabels(r.labels(spec)))
+	if err != nil && !errdefs.IsAlreadyExists(native(err)) {
+		return fail("making the lease of", err)
+	}
+	ctx = leases.WithLease(ctx, spec.SandboxID)
+	// It does nothing where that is done; the lease keeps what it makes.
+	if err := img.Unpack(ctx, r.opts.Snapshotter); err != nil {
+		return fail("unpacking", err)
+	}
+	layers, err := img.RootFS(ctx)
+	if err != nil {
+		return fail("reading", err)
+	}
+	ms, err := r.client.SnapshotService(r.opts.Snapshotter).View(ctx, spec.SandboxID, identity.ChainID(layers).String())
+	if err != nil {
+		return fail("making a view of", err)
+	}
+	return image{digest: img.Target().Digest.String(), mounts: ms}, nil
+}
+
+// findImage looks for an image by its name and, as the same content may have another name, by its digest. It fetches none:
+// which registries a node trusts, and with what credentials, is its administrator's to set up.
+func (r *Runtime) findImage(ctx context.Context, ref string) (client.Image, error) {
+	name, digest, pinned := strings.Cut(ref, "@")
+	var filters []string
+	if pinned {
+		filters = append(filters, fmt.Sprintf("target.digest==%q", digest))
+	} else {
+		filters = append(filters, fmt.Sprintf("name==%q", name))
+	}
+	found, err := r.client.ListImages(ctx, filters...)
+	if err != nil {
+		return nil, err
+	}
+	if len(found) == 0 {
+		return nil, fmt.Errorf("%w: containerd does not have it in the namespace %s: ctr -n %s images pull %s", runtime.ErrUnavailable, r.opts.Namespace, r.opts.Namespace, ref)
+	}
+	return found[0], nil
+}
+
+// overlayOptions is how long the options of a mount may be. The kernel takes a page of them.
+const overlayOptions = 3500
+
+// inImage calls f with the image mounted at dir, which nobody else sees: the mount is one of the calling thread's own mount
+// namespace, and what f clones of it stays when that is gone.
+func (i image) inImage(dir string, f func() error) error {
+	return hostkernel.InOwnMounts(func() error {
+		for _, m := range i.mounts {
+			if n := len(strings.Join(m.Options, ",")); n > overlayOptions {
+				return fmt.Errorf("%w: the image has too many layers for one mount (%d bytes of options, %d at most): make one of fewer layers, or have containerd's root at a shorter path",
+					runtime.ErrUnavailable, n, overlayOptions)
+			}
+			if err := m.Mount(dir); err != nil {
+				return fmt.Errorf("mounting the image: %w", err)
+			}
+		}
+		return f()
+	})
+}
+
+// dropImage removes a sandbox's view of an image and its lease. That there is none is fine.
+func (r *Runtime) dropImage(ctx context.Context, id string) error {
+	ctx, cancel := r.call(ctx)
+	defer cancel()
+	if err := r.client.SnapshotService(r.opts.Snapshotter).Remove(ctx, id); err != nil && !missing(err) {
+		return r.failed("removing the snapshot", err)
+	}
+	if err := r.client.LeasesService().Delete(ctx, leases.Lease{ID: id}); err != nil && !missing(err) {
+		return r.failed("removing the lease", err)
+	}
+	return nil
+}
