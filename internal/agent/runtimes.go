@@ -201,7 +201,7 @@ func digestPrograms(o *Options) (p programs, err error) {
 func checkProvenance(p runtime.Provenance, spec *runtime.Spec) error {
 	kind := runtime.KindOfRootfs(spec.Rootfs)
 	_, pinned, _ := strings.Cut(spec.Rootfs, "@")
-	what, got, want := "", "", ""
+	var what, got, want string
 	switch {
 	case p.Rootfs != spec.Rootfs:
 		what, got, want = "root file system", p.Rootfs, spec.Rootfs
