@@ -7,6 +7,7 @@
 // the machine's own programs, and has an init (guest) run the packages' test programs. A panic ends qemu like a power-off:
 // only a guest that says that it is done counts.
 //
-// Every promise of the embedded runtime, nsexec, receiptd and the mounts is checked here as their own tests check it.
+// Every promise of the embedded runtime, nsexec, receiptd and the mounts is checked here as their own tests check it, and
+// what pkg/kata does with a KVM that runs and a vsock that connects.
 // Tests that need what a guest lacks (a compiler, the Internet) skip themselves. Nothing imports this package.
 package main

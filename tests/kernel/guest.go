@@ -15,9 +15,9 @@ import (
 	"github.com/sandbox-agent/sandbox-agent/tests/kernel/plan"
 )
 
-// modules are what a guest loads, where its kernel does not have it built in: the disk and the result port, and what a
-// node gets through modprobe by itself.
-var modules = []string{"virtio_pci", "virtio_blk", "virtio_console", "ext4", "tcp_diag", "udp_diag", "veth"}
+// modules are what a guest loads, where its kernel does not have it built in: the disk and the result port, what a
+// node gets through modprobe by itself, and what a node that hosts VMs has (the emulated processor is AMD's, with SVM).
+var modules = []string{"virtio_pci", "virtio_blk", "virtio_console", "ext4", "tcp_diag", "udp_diag", "veth", "kvm_amd", "vhost_vsock", "vsock_loopback"}
 
 // kernel is one in the cache.
 type kernel struct{ cache, version string }

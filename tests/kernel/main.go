@@ -19,7 +19,7 @@ import (
 )
 
 // suites are the packages whose tests run in the guest.
-var suites = []string{"pkg/mounts", "pkg/nsexec", "pkg/nsexec/seccomp", "internal/receiptd", "internal/runtime/embedded"}
+var suites = []string{"pkg/mounts", "pkg/nsexec", "pkg/nsexec/seccomp", "internal/receiptd", "internal/runtime/embedded", "pkg/kata"}
 
 // guestBin is where the programs are in the guest.
 const guestBin = "/var/lib/sandbox-agent-test"
