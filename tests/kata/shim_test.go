@@ -55,13 +55,13 @@ func newNode(t *testing.T, misbehave ...string) *node {
 		require.NoError(t, os.WriteFile(p, data, 0o755))
 	}
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "misbehave"), []byte(strings.Join(misbehave, " ")), 0o644))
-	program, err := os.ReadFile(shim(t))
-	require.NoError(t, err)
-	require.NoError(t, os.WriteFile(filepath.Join(dir, kata.ShimName), program, 0o755))
 	// containerd finds its shims in its PATH, and they have its environment.
 	t.Setenv("PATH", dir+":"+os.Getenv("PATH"))
 	t.Setenv("KATA_TEST_DIR", dir)
-	n.client = testcontainerd.Start(t, "runc").Client()
+	n.client = testcontainerd.Start(t, "runc").Client() // or the test is skipped: then nothing has been built
+	program, err := os.ReadFile(shim(t))
+	require.NoError(t, err)
+	require.NoError(t, os.WriteFile(filepath.Join(dir, kata.ShimName), program, 0o755))
 	t.Cleanup(func() { n.client.Close() })
 	n.spec = n.minimal()
 	return n
