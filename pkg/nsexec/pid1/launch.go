@@ -132,7 +132,10 @@ func limitAtMost(name string, resource int, value uint64) {
 	if err := unix.Getrlimit(resource, &now); err != nil {
 		fail("reading "+name, err)
 	}
-	limit(name, resource, min(value, now.Max))
+	// Not set again where it is low enough: gVisor refuses every change of those that it does not know, which are 0 there.
+	if now.Cur > value || now.Max > value {
+		limit(name, resource, min(value, now.Max))
+	}
 }
 
 // become takes this thread to the command's uid and drops every capability on the way. Raw system calls, because Go's
