@@ -38,12 +38,17 @@ type host struct {
 // newHost starts a containerd with runc, and a runtime with the given transport.
 func newHost(t testing.TB, transport Transport) *host {
 	t.Helper()
+	return newHostOf(t, Runc, transport)
+}
+
+func newHostOf(t testing.TB, name string, transport Transport) *host {
+	t.Helper()
 	testkit.Need(t, testkit.Root, testkit.UserNamespaces, testkit.CgroupV1orV2, testkit.Git, testkit.MountAPI)
 	testkit.Leaks(t)
 	h := &host{t: t, state: testkit.StateDir(t), parent: testkit.CgroupParent(t)}
-	h.d = containerd.Start(t, "runc")
+	h.d = containerd.Start(t, "runc", name)
 	h.opts = Options{
-		Name: Runc, Address: h.d.Address, StateDir: h.state, CgroupParent: h.parent, Transport: transport,
+		Name: name, Address: h.d.Address, StateDir: h.state, CgroupParent: h.parent, Transport: transport,
 		Log: slog.New(slog.NewTextHandler(os.Stderr, nil)),
 	}
 	h.r = h.runtime()
