@@ -6,6 +6,7 @@ import (
 	"flag"
 	"fmt"
 	"os"
+	"runtime"
 
 	"github.com/sandbox-agent/sandbox-agent/internal/receiptd"
 )
@@ -13,12 +14,19 @@ import (
 // version is set by the build.
 var version = "devel"
 
+// The commands' view is a mount namespace that a thread enters and never leaves, and it lacks receiptd's own folder. The
+// process's first thread must not be the one: who joins the container later (receiptd attach) joins the namespaces of that
+// thread. So the main goroutine keeps it to itself, and only waits.
+func init() { runtime.LockOSThread() }
+
 func main() {
 	if len(os.Args) > 1 && os.Args[1] == "--version" {
 		fmt.Println("receiptd", version)
 		return
 	}
-	fmt.Fprintln(os.Stderr, "receiptd:", run(os.Args[1:]))
+	ended := make(chan error)
+	go func() { ended <- run(os.Args[1:]) }()
+	fmt.Fprintln(os.Stderr, "receiptd:", <-ended)
 	os.Exit(1)
 }
 

@@ -141,7 +141,8 @@ func TestGuardPrintsAnObjectWithAVerdictPerLayoutWhateverItFinds(t *testing.T) {
 		require.Equal(t, []string{repo, repo, repo + "/.git"}, []string{r.Path, r.Repository, r.CommonDir})
 	}
 	_, r := guardJSON(t, repo)
-	require.Contains(t, r.Findings[0].Why, "it is not there: restore it, or have Git write a new one (git init "+repo+")")
+	require.Contains(t, r.Findings[0].Why, "it is not there")
+	require.Contains(t, r.Findings[0].Remedy, "restore it, or have Git write a new one (git init "+repo+")")
 }
 
 // No message to an agent can name such a repository, and no JSON its path.

@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"context"
 	"encoding/json"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -244,6 +245,8 @@ func TestP13AStalledStreamBlocksNoCommandAndIsReplaced(t *testing.T) {
 		return err == nil
 	})
 	require.EqualValues(t, 30000000, a.predicate("flood").Stdout.Bytes)
+	// What joins the container joins the namespaces of its init's first thread.
+	require.FileExists(t, fmt.Sprintf("/proc/%d/root%s/receiptd", s.Identity().Pid, runtime.BinPath), "the first thread isn't in the commands' view")
 	c := h.attach(s, spec, 3)
 	out, _ := c.run("ls done")
 	require.Equal(t, "done", out)
