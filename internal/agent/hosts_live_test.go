@@ -212,10 +212,10 @@ func TestP6ACommandThatRunsWhileItsRuntimeIsDownIsAnsweredOnceItIsBack(t *testin
 	n.wrap = func(all map[string]runtime.Runtime) { all["runc"] = severed{all["runc"], down} }
 	n.restart(func() {})
 	s := n.mustOn("busy", onRunc)
-	const command = "echo begun; while [ ! -e go ]; do sleep 0.05; done; echo done"
+	const command = "touch begun; echo begun; while [ ! -e go ]; do sleep 0.05; done; echo done"
 	request := &sandboxv1.ExecRequest{SessionId: "busy", ExecId: "e1", Command: command, Text: true}
 	go func() { _, _ = n.agent.Exec(n.ctx(), request) }()
-	require.Eventually(t, func() bool { return n.get("busy").GetState() == sandboxv1.Session_EXECUTING }, bound, pollEvery)
+	awaitBegun(t, s)
 	n.restart(func() { down.Store(true) })
 
 	require.Equal(t, sandboxv1.Session_EXECUTING, n.get("busy").GetState(), "it may run")
@@ -244,10 +244,10 @@ func TestP5RetiringWhileTheRuntimeIsDownKeepsTheWorkspaceUntilThereIsEvidence(t 
 	down := &atomic.Bool{}
 	n.wrap = func(all map[string]runtime.Runtime) { all["runc"] = severed{all["runc"], down} }
 	n.restart(func() {})
-	n.mustOn("reserved", onRunc)
-	request := &sandboxv1.ExecRequest{SessionId: "reserved", ExecId: "e1", Command: "sleep 600"}
+	s := n.mustOn("reserved", onRunc)
+	request := &sandboxv1.ExecRequest{SessionId: "reserved", ExecId: "e1", Command: "touch begun; sleep 600"}
 	go func() { _, _ = n.agent.Exec(n.ctx(), request) }()
-	require.Eventually(t, func() bool { return n.get("reserved").GetState() == sandboxv1.Session_EXECUTING }, bound, pollEvery)
+	awaitBegun(t, s)
 	n.restart(func() { down.Store(true) })
 
 	_, _, err := n.agent.RetireSandbox(n.ctx(), &sandboxv1.RetireSandboxRequest{SessionId: "reserved"})
@@ -386,4 +386,73 @@ func copyProgram(t *testing.T, from, to string) {
 	b, err := os.ReadFile(from)
 	require.NoError(t, err)
 	require.NoError(t, os.WriteFile(to, b, 0o755))
+}
+
+// awaitBegun waits for the file that the session's command begins with.
+func awaitBegun(t *testing.T, s *sandboxv1.Session) {
+	require.Eventually(t, func() bool {
+		_, err := os.Stat(filepath.Join(s.GetWorkspace().GetWorktree(), "begun"))
+		return err == nil
+	}, bound, pollEvery)
+}
+
+// gated is a runtime that can be reached again, and takes its time to find a sandbox.
+type gated struct {
+	severed
+	inside, gate chan struct{}
+}
+
+func (r gated) Load(ctx context.Context, id runtime.Identity) (runtime.Sandbox, error) {
+	if !r.down.Load() {
+		select {
+		case r.inside <- struct{}{}:
+		default:
+		}
+		<-r.gate
+	}
+	return r.severed.Load(ctx, id)
+}
+
+func TestP12TrustedGitNeverRunsBesideACommandThatIsTakenBackAfterItsRuntimeWasAway(t *testing.T) {
+	n := newNode(t, bothAllowed)
+	s := n.mustOn("busy", onRunc)
+	request := &sandboxv1.ExecRequest{SessionId: "busy", ExecId: "e1", Command: "touch begun; while [ ! -e go ]; do sleep 0.05; done"}
+	go func() { _, _ = n.agent.Exec(n.ctx(), request) }()
+	awaitBegun(t, s)
+	down := &atomic.Bool{}
+	g := gated{inside: make(chan struct{}, 1), gate: make(chan struct{})}
+	n.wrap = func(all map[string]runtime.Runtime) {
+		g.severed = severed{all["runc"], down}
+		all["runc"] = g
+	}
+	n.restart(func() { down.Store(true) })
+	_, err := n.agent.Git(n.ctx(), &sandboxv1.GitRequest{SessionId: "busy", Args: []string{"status"}})
+	require.ErrorIs(t, err, ErrPrecondition, "a command may run")
+	down.Store(false)
+	<-g.inside
+	file := filepath.Join(s.GetWorkspace().GetWorktree(), "go")
+	type answer struct{ err, beside error }
+	got := make(chan answer, 1)
+	go func() {
+		var a answer
+		_, a.err = n.agent.Git(n.ctx(), &sandboxv1.GitRequest{SessionId: "busy", Args: []string{"status"}})
+		_, a.beside = os.Stat(file)
+		got <- a
+	}()
+	ss := n.agent.sessions["busy"]
+	require.Eventually(t, func() bool {
+		ss.mu.Lock()
+		defer ss.mu.Unlock()
+		return len(ss.urgent) > 0
+	}, bound, pollEvery, "Git waits for its turn")
+	close(g.gate)
+	require.Eventually(t, func() bool { return n.get("busy").GetRunningExecId() == "e1" || len(got) > 0 }, bound, pollEvery)
+	require.Empty(t, got, "the command still runs")
+	require.NoError(t, os.WriteFile(file, nil, 0o644))
+	r, err := n.agent.Exec(n.ctx(), request)
+	require.NoError(t, err)
+	require.Equal(t, sandboxv1.ExecResult_EXITED, r.GetStatus(), r.GetReason())
+	a := <-got
+	require.NoError(t, a.err)
+	require.NoError(t, a.beside, "Git ran before the command could end")
 }

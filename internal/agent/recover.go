@@ -128,19 +128,22 @@ func (s *session) recover(open []*execution) error {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	var jobs []func()
 	for _, e := range open {
-		s.urgent = append(s.urgent, func() { s.reclaim(e) })
+		jobs = append(jobs, func() { s.reclaim(e) })
 	}
 	if len(open) > 0 {
-		s.urgent = append(s.urgent, func() {
+		jobs = append(jobs, func() {
 			if err := s.forgetGrants(); err != nil {
 				s.log.Error("sandbox with lost grants not stopped with evidence", "error", err)
 			}
 		})
 	}
-	s.urgent = append(s.urgent, s.retireDisallowed, func() {
+	// Before all that was asked for meanwhile: until an intent is reclaimed, its command may run in a session that is READY,
+	// where trusted Git would find nobody beside it.
+	s.urgent = append(append(jobs, s.retireDisallowed, func() {
 		_ = s.settleAgain() // it never fails
-	})
+	}), s.urgent...)
 	return err
 }
 

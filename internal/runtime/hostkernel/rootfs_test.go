@@ -75,6 +75,7 @@ func TestTheSkeletonHasItsOwnUsersAndNoNameServer(t *testing.T) {
 	}
 	require.Contains(t, content["/etc/passwd"], "sandbox:x:1000:1000:sandbox:/home/sandbox:/bin/bash\n")
 	require.Contains(t, content["/etc/group"], "sandbox:x:1000:\n")
+	require.Equal(t, Hostname+"\n", content["/etc/hostname"])
 	require.Contains(t, content, "/etc/resolv.conf")
 	require.Empty(t, content["/etc/resolv.conf"])
 	require.NotContains(t, content, "/etc/shadow")
