@@ -91,6 +91,15 @@ func (h *host) runtime() *Runtime {
 	return r
 }
 
+// use has the host make its sandboxes with a runtime of other options, until the test ends.
+func (h *host) use(change func(o *Options)) {
+	h.t.Helper()
+	usual := h.r
+	change(&h.opts)
+	h.r = h.runtime()
+	h.t.Cleanup(func() { h.r = usual })
+}
+
 func newID(t testing.TB) string {
 	b := make([]byte, 8)
 	_, err := rand.Read(b)

@@ -36,6 +36,10 @@ func (r *Runtime) viewImage(ctx context.Context, spec runtime.Spec) (image, erro
 	if err != nil {
 		return fail("looking for", err)
 	}
+	// Before the lease: what has one is only gone when the snapshotter has said so.
+	if err := r.snapshotterLoaded(ctx, spec.SandboxID); err != nil {
+		return fail("making a view of", err)
+	}
 	_, err = r.client.LeasesService().Create(ctx, leases.WithID(spec.SandboxID), leases.WithLabels(r.labels(spec)))
 	if err != nil && !errdefs.IsAlreadyExists(native(err)) {
 		return fail("making the lease of", err)
@@ -96,10 +100,30 @@ func (i image) inImage(dir string, f func() error) error {
 	})
 }
 
-// dropImage removes a sandbox's view of an image and its lease. That there is none is fine.
+// snapshotterLoaded asks the snapshotter for a snapshot that need not be there.
+func (r *Runtime) snapshotterLoaded(ctx context.Context, id string) error {
+	_, err := r.client.SnapshotService(r.opts.Snapshotter).Stat(ctx, id)
+	if errdefs.IsInvalidArgument(native(err)) {
+		return fmt.Errorf("%w: containerd has not loaded the snapshotter (containerd.snapshotter; ctr plugins ls shows those that there are): %w", runtime.ErrUnavailable, err)
+	}
+	if missing(err) {
+		return nil
+	}
+	return err
+}
+
+// dropImage removes a sandbox's view of an image and its lease. That there is none is fine. The snapshotter is only asked
+// where there is a lease, which is made before the view: sandboxes without an image need no snapshotter.
 func (r *Runtime) dropImage(ctx context.Context, id string) error {
 	ctx, cancel := r.call(ctx)
 	defer cancel()
+	ls, err := r.client.LeasesService().List(ctx, fmt.Sprintf("id==%q", id))
+	if err != nil {
+		return r.failed("looking for the lease", err)
+	}
+	if len(ls) == 0 {
+		return nil
+	}
 	if err := r.client.SnapshotService(r.opts.Snapshotter).Remove(ctx, id); err != nil && !missing(err) {
 		return r.failed("removing the snapshot", err)
 	}

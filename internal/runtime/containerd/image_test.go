@@ -14,6 +14,7 @@ import (
 	"regexp"
 	"testing"
 
+	"github.com/containerd/errdefs"
 	"github.com/stretchr/testify/require"
 
 	"github.com/sandbox-agent/sandbox-agent/internal/runtime"
@@ -122,4 +123,24 @@ func TestP14AnImageThatCantServeIsAClearError(t *testing.T) {
 	ids, err := h.r.List(bound(t))
 	require.NoError(t, err)
 	require.Empty(t, ids, "nothing of either is left, the lease and the snapshot included")
+}
+
+func TestP5AContainerdWithoutTheSnapshotterEndsSandboxesWithEvidence(t *testing.T) {
+	h := newHost(t, Socket)
+	digest := h.importImage(t, "localhost/tools:1", layer(t, "bash"))
+	h.use(func(o *Options) { o.Snapshotter = "absent" })
+	err := h.r.client.SnapshotService("absent").Remove(bound(t), newID(t))
+	require.True(t, errdefs.IsInvalidArgument(err), "containerd does not say that there is no such snapshot: %v", err)
+
+	h.stop(h.create(h.spec(0)))
+
+	spec := h.spec(1)
+	spec.Rootfs = "localhost/tools@" + digest
+	_, err = h.r.Create(bound(t), spec)
+	require.ErrorIs(t, err, runtime.ErrUnavailable)
+	require.ErrorContains(t, err, "containerd.snapshotter")
+	require.NotErrorIs(t, err, runtime.ErrNoEvidence)
+	ids, err := h.r.List(bound(t))
+	require.NoError(t, err)
+	require.Empty(t, ids)
 }
