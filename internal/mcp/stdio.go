@@ -54,9 +54,11 @@ type pending struct {
 	method string
 	// same is of method and params: the request delivered again has the same.
 	same [sha256.Size]byte
-	// owed counts the answers that the caller waits for: none once it has cancelled, one more for each time that it
-	// delivered the request.
+	// owed counts the answers that the caller waits for and that nobody writes yet: none once it has cancelled, one more
+	// for each time that it delivered the request.
 	owed int
+	// writing: an answer is being written.
+	writing bool
 }
 
 // line is one line of the input. The id is only known of one that was too long.
@@ -251,22 +253,31 @@ func (c *stdio) Write(ctx context.Context, msg jsonrpc.Message) error {
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}
-	times := 1
-	if r, ok := msg.(*jsonrpc.Response); ok {
+	r, ok := msg.(*jsonrpc.Response)
+	if ok {
 		r.Error = coded(r.Error)
-		times = c.owed(r.ID)
-		defer c.answered(r.ID)
 	}
 	b, err := jsonrpc.EncodeMessage(msg)
 	if err != nil {
-		return fmt.Errorf("encoding a message: %w", err)
+		err = fmt.Errorf("encoding a message: %w", err)
 	}
-	for range times {
-		if err := c.write(b); err != nil {
-			return err
-		}
+	switch {
+	case ok:
+		return c.answers(r.ID, b, err)
+	case err != nil:
+		return err
 	}
-	return nil
+	return c.write(b)
+}
+
+// answers writes an answer as often as it is owed: once more, too, for each time that the request was delivered while it was
+// written. With an error, or after one, nobody is owed it any more.
+func (c *stdio) answers(id jsonrpc.ID, b []byte, err error) error {
+	p := c.pendingOf(id)
+	for c.takeOwed(id, p, err != nil) {
+		err = c.write(b)
+	}
+	return err
 }
 
 // coded gives an error a code that has none: such errors are the SDK's, about requests that can't be handled, for example
@@ -332,28 +343,38 @@ func (c *stdio) cancelled(params json.RawMessage) bool {
 	return true
 }
 
-// owed is how many answers a request gets.
-func (c *stdio) owed(id jsonrpc.ID) int {
+// pendingOf is the request that is answered. The answer to one that was not noted is sent once.
+func (c *stdio) pendingOf(id jsonrpc.ID) *pending {
 	c.openMu.Lock()
 	defer c.openMu.Unlock()
 	p := c.open[id]
-	if p == nil {
-		return 1
-	}
-	if p.owed == 0 {
+	switch {
+	case p == nil:
+		p = &pending{owed: 1}
+	case p.owed == 0:
 		c.log.Info("not answered, for it was cancelled", "method", p.method)
 	}
-	return p.owed
+	return p
 }
 
-func (c *stdio) answered(id jsonrpc.ID) {
+// takeOwed takes one of the answers that are owed, which is then to be written. Where there is none, or no more is to be
+// written, the request is forgotten, under the same lock: whoever delivers it after that is not owed its answer.
+func (c *stdio) takeOwed(id jsonrpc.ID, p *pending, end bool) bool {
 	c.openMu.Lock()
 	defer c.openMu.Unlock()
-	delete(c.open, id)
+	if p.owed > 0 && !end {
+		p.owed--
+		p.writing = true
+		return true
+	}
+	if c.open[id] == p {
+		delete(c.open, id)
+	}
 	select {
 	case c.less <- struct{}{}:
 	default:
 	}
+	return false
 }
 
 // openCalls counts the calls of the tool whose answer somebody waits for.
@@ -362,7 +383,7 @@ func (c *stdio) openCalls() int {
 	defer c.openMu.Unlock()
 	n := 0
 	for _, p := range c.open {
-		if p.method == callMethod && p.owed > 0 {
+		if p.method == callMethod && (p.owed > 0 || p.writing) {
 			n++
 		}
 	}

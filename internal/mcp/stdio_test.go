@@ -8,6 +8,7 @@ import (
 	"io"
 	"log/slog"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/modelcontextprotocol/go-sdk/jsonrpc"
@@ -187,6 +188,62 @@ func TestP7ARequestDeliveredAgainWhileItRunsIsHandledOnceAndAnsweredEachTime(t *
 	require.Len(t, c.readAll(t), 2, "the control case: another id is another request")
 	c.answer(t, 1.0, nil)
 	require.Equal(t, anAnswer, out.String())
+}
+
+// held is an output whose first write waits until the test lets it go on.
+type held struct {
+	bytes.Buffer
+	once           sync.Once
+	begun, proceed chan struct{}
+}
+
+func (h *held) Write(b []byte) (int, error) {
+	h.once.Do(func() {
+		close(h.begun)
+		<-h.proceed
+	})
+	return h.Buffer.Write(b)
+}
+
+func TestP7ARequestDeliveredAgainWhileItsAnswerIsWrittenIsAnsweredAgain(t *testing.T) {
+	for name, x := range map[string]struct {
+		during  []string
+		answers int
+	}{
+		"the control case":                {nil, 1},
+		"delivered again":                 {[]string{aCall}, 2},
+		"delivered twice more":            {[]string{aCall, aCall}, 3},
+		"cancelled, which is too late":    {[]string{aCancel}, 1},
+		"delivered again, then cancelled": {[]string{aCall, aCancel}, 1},
+		"cancelled, then delivered again": {[]string{aCancel, aCall}, 2},
+	} {
+		in, feed := io.Pipe()
+		out := &held{begun: make(chan struct{}), proceed: make(chan struct{})}
+		c := newStdio(in, out, slog.New(slog.DiscardHandler))
+		t.Cleanup(func() { c.Close() })
+		go io.WriteString(feed, aCall+"\n")
+		_, err := c.Read(t.Context())
+		require.NoError(t, err)
+		wrote := make(chan error, 1)
+		go func() {
+			id, _ := jsonrpc.MakeID(1.0)
+			wrote <- c.Write(t.Context(), &jsonrpc.Response{ID: id, Result: json.RawMessage(`{"of":"it"}`)})
+		}()
+		<-out.begun
+		require.Equal(t, 1, c.openCalls(), "%s: nobody has the answer yet", name)
+		go func() {
+			io.WriteString(feed, strings.Join(append(x.during, ""), "\n"))
+			feed.Close()
+		}()
+		for _, msg := range c.readAll(t) {
+			require.Equal(t, cancelMethod, msg.Method, "%s: it runs once", name)
+		}
+		close(out.proceed)
+		require.NoError(t, <-wrote)
+		require.Equal(t, strings.Repeat(anAnswer, x.answers), out.String(), name)
+		require.NoError(t, c.quiet(t.Context()), name)
+		require.Empty(t, c.open, name)
+	}
 }
 
 func TestP7AnotherRequestWithAnIDThatIsInUseIsRefusedAndNotTakenForTheFirst(t *testing.T) {
