@@ -169,17 +169,29 @@ func (j *judge) annotations() {
 	}
 }
 
-// params judges one word of the guest's kernel command line. The kernel takes "-" and "_" in a name for the same.
+// harmlessParams are the guest's kernel parameters that are known to leave Kata's agent and the guest's boundaries as they
+// are, with "_" for "-". Each value of theirs is fine, but for those that param judges before.
+var harmlessParams = []string{
+	"agent.hotplug_timeout", "agent.log", "agent.trace", "agent.unified_cgroup_hierarchy", "cgroup_no_v1", "ipv6.disable", "loglevel",
+	"maxcpus", "mitigations", "net.ifnames", "no_timer_check", "nopti", "noreplace_smp", "nospectre_v1", "nospectre_v2",
+	"nr_cpus", "panic", "pci", "quiet", "random.trust_cpu", "swiotlb", "systemd.legacy_systemd_cgroup_controller",
+	"systemd.show_status", "systemd.unified_cgroup_hierarchy", "transparent_hugepage", "tsc",
+}
+
+// param judges one word of the guest's kernel command line. The kernel takes "-" and "_" in a name for the same.
 func param(word string) (Severity, string) {
 	name, value, _ := strings.Cut(word, "=")
 	name = strings.ReplaceAll(name, "-", "_")
 	switch {
 	case strings.HasPrefix(name, "agent.debug_console"), name == "agent.devmode":
 		return Refuse, "opens a root shell in the guest, without a password, to whoever reaches its vsock"
-	case name == "systemd.debug_shell", name == "rd.break", name == "init", name == "rdinit":
+	case name == "systemd.debug_shell", name == "rd.systemd.debug_shell", name == "rd.break", name == "init", name == "rdinit",
+		name == "systemd.run", name == "systemd.unit", name == "rd.systemd.unit", name == "systemd.wants", name == "rd.systemd.wants":
 		return Refuse, "starts something else than Kata's agent as the guest's root"
-	case name == "agent.server_addr":
-		return Refuse, "moves the agent to where nobody expects it"
+	case name == "agent.server_addr", name == "agent.config_file":
+		return Refuse, "has the agent be elsewhere, or do otherwise, than anybody expects"
+	case !slices.Contains(harmlessParams, name):
+		return Refuse, "is not among the parameters that are known to be harmless (docs/kata.md)"
 	case name == "mitigations" && value != "auto" && value != "auto,nosmt", strings.HasPrefix(name, "nospectre"), name == "nopti":
 		return Warn, "turns off the guest kernel's protection from side channels"
 	case name == "agent.log" && (value == "debug" || value == "trace"):
@@ -191,36 +203,103 @@ func param(word string) (Severity, string) {
 }
 
 func (j *judge) kernelParams() {
+	key := j.hv("kernel_params")
+	if i := strings.IndexFunc(j.c.KernelParams, obscure); i >= 0 {
+		j.say(Refuse, key, "", fmt.Sprintf("with %.8q in it, the kernel, its init and the agent may each read other words than are judged here", j.c.KernelParams[i:]),
+			"write kernel_params in plain words, without quotes")
+		return
+	}
 	for _, word := range strings.Fields(j.c.KernelParams) {
 		if severity, why := param(word); severity != "" {
-			j.say(severity, j.hv("kernel_params"), "", fmt.Sprintf("%q %s", word, why), "remove it from kernel_params")
+			j.say(severity, key, "", fmt.Sprintf("%q %s", word, why), "remove it from kernel_params")
 		}
 	}
+}
+
+// obscure says of a character that it may bind words together or part them: a quote, a backslash, or what is not ASCII (the
+// kernel takes the byte 0xa0 for a space, and it is in many letters of UTF-8).
+func obscure(r rune) bool {
+	return strings.ContainsRune("\"'`\\", r) || r > '~' || r < ' ' && !strings.ContainsRune("\t\n\v\f\r", r)
 }
 
 func (j *judge) virtiofsd() {
 	key := j.hv("virtio_fs_extra_args")
 	for _, o := range virtiofsdOptions(j.c.VirtioFSExtraArgs) {
-		switch {
-		case o.name == "sandbox" && o.value == "none", o.name == "seccomp" && o.value == "none":
-			j.say(Refuse, key, "GHSA-2gv2-cffp-j227", fmt.Sprintf("virtiofsd without its %s: the guest's root reaches the host's files through it", o.name), "remove the argument")
-		case o.name == "source", o.name == "shared-dir", o.name == "socket-path", o.name == "fd":
-			j.say(Refuse, key, "GHSA-rr59-xxvx-96qr", fmt.Sprintf("virtiofsd is told %s=%s: the shim chooses what is shared, and nobody else", o.name, o.value), "remove the argument")
-		case o.name == "modcaps" && strings.Contains(o.value, "+"):
-			j.say(Refuse, key, "", fmt.Sprintf("virtiofsd gets more capabilities (%s)", o.value), "remove the argument")
+		switch o.name {
+		case "sandbox", "seccomp":
+			if harmless(o) {
+				continue
+			}
+			j.say(Refuse, key, "GHSA-2gv2-cffp-j227", fmt.Sprintf("virtiofsd with %s %.80q and not with its whole %[1]s: the guest's root reaches the host's files through it", o.name, o.value), "remove the argument")
+		case "source", "shared-dir", "socket", "socket-path", "fd":
+			j.say(Refuse, key, "GHSA-rr59-xxvx-96qr", fmt.Sprintf("virtiofsd is told %s %.80q: the shim chooses what is shared, and with whom", o.name, o.value), "remove the argument")
+		case "cache":
+			j.cache(key, o.value, "remove the argument")
+		default:
+			if !harmless(o) {
+				j.say(Refuse, key, "", fmt.Sprintf("virtiofsd's argument %.80q is not among those that are known to be harmless (docs/kata.md)", o), "remove the argument")
+			}
 		}
 	}
-	switch j.c.VirtioFSCache {
-	case "always", "metadata":
-		j.say(Refuse, j.hv("virtio_fs_cache"), "", fmt.Sprintf("with cache %q the guest never sees what trusted Git changes on the host", j.c.VirtioFSCache), `set virtio_fs_cache = "never"`)
+	if j.c.VirtioFSCache != "" { // both runtimes' default is never
+		j.cache(j.hv("virtio_fs_cache"), j.c.VirtioFSCache, `set virtio_fs_cache = "never"`)
+	}
+}
+
+// cache judges how long the guest may keep what it has seen of a file.
+func (j *judge) cache(key, value, remedy string) {
+	switch value {
+	case "never", "none": // none is never's old name
 	case "auto":
-		j.say(Warn, j.hv("virtio_fs_cache"), "", "the guest may see a file as it was up to a second before the host changed it", `set virtio_fs_cache = "never"`)
+		j.say(Warn, key, "", "the guest may see a file as it was up to a second before the host changed it", remedy)
+	case "always", "metadata":
+		j.say(Refuse, key, "", fmt.Sprintf("with cache %q the guest never sees what trusted Git changes on the host", value), remedy)
+	default:
+		j.say(Refuse, key, "", fmt.Sprintf("nothing is known of the cache %.80q", value), remedy)
 	}
 }
 
 type option struct{ name, value string }
 
-// virtiofsdOptions reads virtiofsd's arguments in all their spellings: --name=value, --name value, -o name=value,…
+func (o option) String() string {
+	if o.value == "" {
+		return o.name
+	}
+	return strings.TrimPrefix(o.name+"="+o.value, "=")
+}
+
+// harmlessArgs are virtiofsd's arguments that are known to leave its own boundaries as they are, each with its values. One
+// without any is a switch.
+var harmlessArgs = map[string]*regexp.Regexp{
+	"announce-submounts": nil,
+	"killpriv-v2":        nil,
+	"no-killpriv-v2":     nil,
+	"no-readdirplus":     nil,
+	"readdirplus":        nil,
+	"log-level":          regexp.MustCompile(`^(off|error|warn|info)$`),
+	"modcaps":            regexp.MustCompile(`^-[a-z_]+(:-[a-z_]+)*$`), // takes capabilities away
+	"rlimit-nofile":      regexp.MustCompile(`^[0-9]{1,7}$`),
+	"sandbox":            regexp.MustCompile(`^namespace$`),
+	"seccomp":            regexp.MustCompile(`^(kill|trap)$`),
+	"thread-pool-size":   regexp.MustCompile(`^[0-9]{1,4}$`),
+}
+
+func harmless(o option) bool {
+	values, ok := harmlessArgs[o.name]
+	if values == nil {
+		return ok && o.value == ""
+	}
+	return values.MatchString(o.value)
+}
+
+// valued says whether an argument takes the next one for its value. What is not known here is refused, with whatever value.
+func valued(name string) bool {
+	values := harmlessArgs[name]
+	return values != nil || slices.Contains([]string{"source", "shared-dir", "socket", "socket-path", "fd", "cache"}, name)
+}
+
+// virtiofsdOptions reads virtiofsd's arguments in all their spellings: --name=value, --name value, -o name=value,… What is
+// none of these, a group of short ones too, is an option without a name.
 func virtiofsdOptions(args []string) []option {
 	var all []option
 	for i := 0; i < len(args); i++ {
@@ -237,10 +316,13 @@ func virtiofsdOptions(args []string) []option {
 			all = append(all, mountOptions(strings.TrimPrefix(arg[2:], "="))...)
 		case strings.HasPrefix(arg, "--"):
 			name, value, given := strings.Cut(arg[2:], "=")
-			if !given {
-				value = next // of a switch, the next argument's name: no value that is judged
+			if !given && valued(name) {
+				value = next
+				i++
 			}
 			all = append(all, option{name, value})
+		default:
+			all = append(all, option{"", arg})
 		}
 	}
 	return all
