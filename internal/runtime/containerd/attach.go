@@ -15,6 +15,7 @@ import (
 
 	tasks "github.com/containerd/containerd/api/services/tasks/v1"
 	"github.com/containerd/containerd/v2/client"
+	"github.com/containerd/errdefs"
 	"github.com/containerd/typeurl/v2"
 	"github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
@@ -98,19 +99,38 @@ func (s *Sandbox) detachAll(ctx context.Context) error {
 func (s *Sandbox) detach(ctx context.Context, id string) error {
 	ctx, cancel := s.r.call(ctx)
 	defer cancel()
-	service, container := s.r.client.TaskService(), s.rec.Identity.ContainerID
-	_, err := service.Kill(ctx, &tasks.KillRequest{ContainerID: container, ExecID: id, Signal: uint32(unix.SIGKILL)})
-	if !missing(err) {
-		// Whatever the kill said: what counts is its exit.
-		if _, err := service.Wait(ctx, &tasks.WaitRequest{ContainerID: container, ExecID: id}); err != nil && !missing(err) {
-			return s.r.failed("waiting for the end of an old attach process", err)
-		}
-		if _, err := service.DeleteProcess(ctx, &tasks.DeleteProcessRequest{ContainerID: container, ExecID: id}); err != nil && !missing(err) {
-			return s.r.failed("deleting an old attach process", err)
-		}
+	if err := s.endAttach(ctx, id); err != nil {
+		return err
 	}
 	if err := os.RemoveAll(filepath.Join(attachesDir(s.rec.Identity.Dir), id)); err != nil {
 		return fmt.Errorf("removing the streams of an attach process: %w", err)
+	}
+	return nil
+}
+
+func (s *Sandbox) endAttach(ctx context.Context, id string) error {
+	service, container := s.r.client.TaskService(), s.rec.Identity.ContainerID
+	remove := func() error {
+		_, err := service.DeleteProcess(ctx, &tasks.DeleteProcessRequest{ContainerID: container, ExecID: id})
+		if missing(err) {
+			return nil
+		}
+		return err
+	}
+	_, err := service.Kill(ctx, &tasks.KillRequest{ContainerID: container, ExecID: id, Signal: uint32(unix.SIGKILL)})
+	if missing(err) {
+		return nil
+	}
+	// One that was made and never started, which an agent leaves that is killed in between, has no exit to wait for.
+	if errdefs.IsFailedPrecondition(native(err)) && remove() == nil {
+		return nil
+	}
+	// Whatever the kill said: what counts is its exit.
+	if _, err := service.Wait(ctx, &tasks.WaitRequest{ContainerID: container, ExecID: id}); err != nil && !missing(err) {
+		return s.r.failed("waiting for the end of an old attach process", err)
+	}
+	if err := remove(); err != nil {
+		return s.r.failed("deleting an old attach process", err)
 	}
 	return nil
 }

@@ -12,6 +12,10 @@ import (
 	"syscall"
 	"testing"
 
+	tasks "github.com/containerd/containerd/api/services/tasks/v1"
+	"github.com/containerd/errdefs"
+	"github.com/containerd/typeurl/v2"
+	"github.com/opencontainers/runtime-spec/specs-go"
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
@@ -238,13 +242,15 @@ func TestP13AStalledStreamBlocksNoCommandAndIsReplaced(t *testing.T) {
 	require.Len(t, h.attaches(s.Identity()), 1)
 
 	// Nobody reads what this one prints, and then nobody carries it.
-	b.begin("flood", "head -c 30000000 /dev/zero; touch done")
+	b.begin("flood", gated+"; head -c 30000000 /dev/zero; touch done")
+	awaitStarted(t, spec)
 	require.NoError(t, unix.Kill(h.attaches(s.Identity())[0], unix.SIGSTOP))
+	opens(t, spec)
 	containerd.Until(t, "the command ends", func() bool {
 		_, err := os.Stat(filepath.Join(spec.ReceiptsDir, "flood.json"))
 		return err == nil
 	})
-	require.EqualValues(t, 30000000, a.predicate("flood").Stdout.Bytes)
+	require.EqualValues(t, 30000000+len("running\nended\n"), a.predicate("flood").Stdout.Bytes)
 	// What joins the container joins the namespaces of its init's first thread.
 	require.FileExists(t, fmt.Sprintf("/proc/%d/root%s/receiptd", s.Identity().Pid, runtime.BinPath), "the first thread isn't in the commands' view")
 	c := h.attach(s, spec, 3)
@@ -253,6 +259,32 @@ func TestP13AStalledStreamBlocksNoCommandAndIsReplaced(t *testing.T) {
 	des, err := os.ReadDir(attachesDir(spec.Dir))
 	require.NoError(t, err)
 	require.Len(t, des, 1, "the streams of the older ones are removed")
+	h.stop(s)
+}
+
+func TestAnAttachThatWasMadeAndNeverStartedIsReplaced(t *testing.T) {
+	h := newHost(t, Attach)
+	spec := h.spec(0)
+	s := h.create(spec)
+	// As an agent leaves it that is killed in between.
+	const id = "attach-0011223344556677"
+	p, err := newPipes(filepath.Join(attachesDir(spec.Dir), id))
+	require.NoError(t, err)
+	p.Close()
+	process, err := typeurl.MarshalAnyToProto(&specs.Process{Args: []string{runtime.BinPath + "/receiptd", "attach"}, Cwd: "/"})
+	require.NoError(t, err)
+	made := tasks.ExecProcessRequest{ContainerID: spec.SandboxID, ExecID: id, Spec: process, Stdin: p.path("in"), Stdout: p.path("out"), Stderr: p.path("err")}
+	service := h.r.client.TaskService()
+	_, err = service.Exec(bound(t), &made)
+	require.NoError(t, err)
+	_, err = service.Kill(bound(t), &tasks.KillRequest{ContainerID: spec.SandboxID, ExecID: id, Signal: uint32(unix.SIGKILL)})
+	require.True(t, errdefs.IsFailedPrecondition(native(err)), "it can't be killed, and has no exit: %v", err)
+
+	out, _ := h.attach(s, spec, 1).run("echo reached")
+	require.Equal(t, "reached", out)
+	require.NoDirExists(t, p.dir)
+	_, err = service.DeleteProcess(bound(t), &tasks.DeleteProcessRequest{ContainerID: spec.SandboxID, ExecID: id})
+	require.True(t, missing(err), "the shim has it no more: %v", err)
 	h.stop(s)
 }
 
