@@ -134,8 +134,6 @@ func (r *Runtime) prepareRoot(ctx context.Context, st *start) error {
 		st.rec.Identity.Provenance = hostkernel.Provenance(st.spec, st.mounts.Programs)
 		return nil
 	}
-	ctx, cancel := r.call(ctx)
-	defer cancel()
 	img, err := r.viewImage(ctx, st.spec)
 	if err != nil {
 		return err

@@ -14,8 +14,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/containerd/containerd/v2/client"
 	"github.com/containerd/ttrpc"
 	"github.com/stretchr/testify/require"
+	"google.golang.org/grpc"
 
 	receiptdv1 "github.com/sandbox-agent/sandbox-agent/api/receiptd/v1"
 	"github.com/sandbox-agent/sandbox-agent/internal/runtime"
@@ -98,6 +100,17 @@ func (h *host) use(change func(o *Options)) {
 	change(&h.opts)
 	h.r = h.runtime()
 	h.t.Cleanup(func() { h.r = usual })
+}
+
+// through has every call of containerd that gives one answer go through f, until the test ends.
+func (h *host) through(f grpc.UnaryClientInterceptor) {
+	h.t.Helper()
+	h.use(func(*Options) {})
+	h.r.client.Close()
+	var err error
+	h.r.client, err = client.New(h.opts.Address, client.WithDefaultNamespace("sandbox-agent"), client.WithTimeout(time.Second),
+		client.WithExtraDialOpts([]grpc.DialOption{grpc.WithChainUnaryInterceptor(f)}))
+	require.NoError(h.t, err)
 }
 
 func newID(t testing.TB) string {

@@ -24,7 +24,7 @@ type image struct {
 }
 
 // viewImage finds the image in containerd, unpacks it where nobody has yet, and makes a read-only snapshot of it, whose key
-// is the sandbox's id, as its lease's is.
+// is the sandbox's id, as its lease's is. Unpacking takes as long as it takes: only ctx bounds it.
 func (r *Runtime) viewImage(ctx context.Context, spec runtime.Spec) (image, error) {
 	fail := func(doing string, err error) (image, error) {
 		if errors.Is(native(err), unix.ENOSPC) || strings.Contains(err.Error(), unix.ENOSPC.Error()) {
@@ -40,8 +40,7 @@ func (r *Runtime) viewImage(ctx context.Context, spec runtime.Spec) (image, erro
 	if err := r.snapshotterLoaded(ctx, spec.SandboxID); err != nil {
 		return fail("making a view of", err)
 	}
-	_, err = r.client.LeasesService().Create(ctx, leases.WithID(spec.SandboxID), leases.WithLabels(r.labels(spec)))
-	if err != nil && !errdefs.IsAlreadyExists(native(err)) {
+	if err := r.lease(ctx, spec); err != nil {
 		return fail("making the lease of", err)
 	}
 	ctx = leases.WithLease(ctx, spec.SandboxID)
@@ -49,6 +48,8 @@ func (r *Runtime) viewImage(ctx context.Context, spec runtime.Spec) (image, erro
 	if err := img.Unpack(ctx, r.opts.Snapshotter); err != nil {
 		return fail("unpacking", err)
 	}
+	ctx, cancel := r.call(ctx)
+	defer cancel()
 	layers, err := img.RootFS(ctx)
 	if err != nil {
 		return fail("reading", err)
@@ -60,9 +61,22 @@ func (r *Runtime) viewImage(ctx context.Context, spec runtime.Spec) (image, erro
 	return image{digest: img.Target().Digest.String(), mounts: ms}, nil
 }
 
+// lease makes the sandbox's lease.
+func (r *Runtime) lease(ctx context.Context, spec runtime.Spec) error {
+	ctx, cancel := r.call(ctx)
+	defer cancel()
+	_, err := r.client.LeasesService().Create(ctx, leases.WithID(spec.SandboxID), leases.WithLabels(r.labels(spec)))
+	if err != nil && !errdefs.IsAlreadyExists(native(err)) {
+		return err
+	}
+	return nil
+}
+
 // findImage looks for an image by its name and, as the same content may have another name, by its digest. It fetches none:
 // which registries a node trusts, and with what credentials, is its administrator's to set up.
 func (r *Runtime) findImage(ctx context.Context, ref string) (client.Image, error) {
+	ctx, cancel := r.call(ctx)
+	defer cancel()
 	name, digest, pinned := strings.Cut(ref, "@")
 	var filters []string
 	if pinned {
@@ -102,6 +116,8 @@ func (i image) inImage(dir string, f func() error) error {
 
 // snapshotterLoaded asks the snapshotter for a snapshot that need not be there.
 func (r *Runtime) snapshotterLoaded(ctx context.Context, id string) error {
+	ctx, cancel := r.call(ctx)
+	defer cancel()
 	_, err := r.client.SnapshotService(r.opts.Snapshotter).Stat(ctx, id)
 	if errdefs.IsInvalidArgument(native(err)) {
 		return fmt.Errorf("%w: containerd has not loaded the snapshotter (containerd.snapshotter; ctr plugins ls shows those that there are): %w", runtime.ErrUnavailable, err)

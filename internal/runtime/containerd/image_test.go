@@ -10,12 +10,16 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"path"
 	"path/filepath"
 	"regexp"
+	"sync"
 	"testing"
+	"time"
 
 	"github.com/containerd/errdefs"
 	"github.com/stretchr/testify/require"
+	"google.golang.org/grpc"
 
 	"github.com/sandbox-agent/sandbox-agent/internal/runtime"
 	"github.com/sandbox-agent/sandbox-agent/internal/testkit"
@@ -143,4 +147,32 @@ func TestP5AContainerdWithoutTheSnapshotterEndsSandboxesWithEvidence(t *testing.
 	ids, err := h.r.List(bound(t))
 	require.NoError(t, err)
 	require.Empty(t, ids)
+}
+
+func TestUnpackingAnImageIsBoundByTheCreationAlone(t *testing.T) {
+	h := newHost(t, Socket)
+	spec := h.spec(0)
+	spec.Rootfs = "localhost/tools@" + h.importImage(t, "localhost/tools:1", layer(t, "bash", "cat", "ls", "id"))
+	ends := map[string]time.Time{}
+	var mu sync.Mutex
+	h.through(func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+		mu.Lock()
+		if end, bounded := ctx.Deadline(); bounded {
+			ends[path.Base(path.Dir(method))+"/"+path.Base(method)] = end
+		}
+		mu.Unlock()
+		return invoke(ctx, method, req, reply, cc, opts...)
+	})
+	ctx := bound(t)
+	s, err := h.r.Create(ctx, spec)
+	require.NoError(t, err)
+	creation, _ := ctx.Deadline()
+	for _, call := range []string{"containerd.services.diff.v1.Diff/Apply", "containerd.services.snapshots.v1.Snapshots/Commit"} {
+		require.Equal(t, creation, ends[call], call)
+	}
+	for _, call := range []string{"containerd.services.images.v1.Images/List", "containerd.services.leases.v1.Leases/Create", "containerd.services.snapshots.v1.Snapshots/View"} {
+		require.Contains(t, ends, call)
+		require.True(t, ends[call].Before(creation), "%s has a bound of its own", call)
+	}
+	h.stop(s)
 }
