@@ -18,13 +18,9 @@ func (s *session) isAway(err error) bool {
 }
 
 // stayAway keeps the intents of an earlier agent for later. If there are any, a command may be running: the session is
-// EXECUTING, which keeps trusted Git away from what the command writes.
+// EXECUTING, which keeps trusted Git away from what the command writes. With an error the session isn't, but the intents are
+// kept all the same, and the runtime is asked again: nobody else has them.
 func (s *session) stayAway(open []*execution, why error) error {
-	if len(open) > 0 && s.state() == Ready {
-		if err := s.apply(EvExecStart, "", nil); err != nil {
-			return err
-		}
-	}
 	s.mu.Lock()
 	first := s.lookWait == 0
 	s.away, s.open = why, open
@@ -33,6 +29,9 @@ func (s *session) stayAway(open []*execution, why error) error {
 		s.log.Warn("the sandbox's runtime can't be reached; it is asked again", "sandbox", s.sandboxRecord().ID, "error", why)
 	}
 	s.lookAgain()
+	if len(open) > 0 && s.state() == Ready {
+		return s.apply(EvExecStart, "", nil)
+	}
 	return nil
 }
 

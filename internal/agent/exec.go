@@ -65,6 +65,7 @@ func (s *session) newExecution(r *sandboxv1.ExecRequest, digest string, wishMS u
 		intent: intentRecord{
 			ExecID: r.GetExecId(), SessionID: s.id, RequestDigest: digest, Labels: r.GetLabels(),
 			TimeoutMS: uint64(timeout.Milliseconds()), RequestedAt: time.Now().UTC(), Nonce: randomHex(32),
+			Spill: r.GetSpillAbove() > 0,
 		},
 	}
 }

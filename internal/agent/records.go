@@ -181,6 +181,8 @@ type intentRecord struct {
 	TimeoutMS     uint64            `json:"timeoutMs"`
 	GrantsDigest  string            `json:"grantsDigest,omitempty"`
 	RequestedAt   time.Time         `json:"requestedAt"`
+	// Spill: the caller wants long streams as files too (spill.go).
+	Spill bool `json:"spill,omitempty"`
 }
 
 // execRecord is an intent and, once it is known, its outcome: the answer without output and receipt, which lie in

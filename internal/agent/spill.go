@@ -29,7 +29,7 @@ func (e *execution) spillBytes() uint64 {
 // answer must be recorded durably. What an earlier agent may have answered without a file stays without, and a file that
 // it wrote before it died is removed.
 func (s *session) spill(e *execution, p *proven, r *sandboxv1.ExecResult) bool {
-	if e.spillAbove == 0 && !e.recovered {
+	if !e.intent.Spill {
 		return false
 	}
 	dir := s.agent.receiptsDir(e.intent.SandboxID)
@@ -37,7 +37,9 @@ func (s *session) spill(e *execution, p *proven, r *sandboxv1.ExecResult) bool {
 	defer os.Remove(stdout)
 	defer os.Remove(stderr)
 	if e.recovered {
-		s.forgetOutputs(e) // no answer names what the agent before had written when it died
+		// No answer names what the agent before had written when it died. One that asked for no file has none: what has its
+		// name is of an earlier session's exec with the same id, in whose answer it is.
+		s.forgetOutputs(e)
 	}
 	if p == nil || e.spillAbove == 0 {
 		return false
