@@ -8,6 +8,7 @@ import (
 	"strconv"
 	"strings"
 	"time"
+	"unicode/utf8"
 
 	"github.com/sandbox-agent/sandbox-agent/internal/agent/gitjail"
 	"github.com/sandbox-agent/sandbox-agent/internal/agent/hostfs"
@@ -737,7 +738,7 @@ func (h *harvest) tellKept() {
 	v.state.Kept = refs{}
 	var news []string
 	for _, k := range h.verdict.kept {
-		name := inUTF8(k.ref)
+		name := stateKey(k.ref)
 		if v.state.Kept[name] = k.id; told[name] != k.id {
 			news = append(news, fmt.Sprintf("%s (%s)", shortened(k.ref), k.why))
 		}
@@ -751,6 +752,15 @@ func (h *harvest) tellKept() {
 	}
 	h.say("%s %s only below %s, for in the base clone %s would be taken for something else: %s; give %s (git branch -m)",
 		countOf(len(news), "new branch", "new branches"), is, mirrorOf(v.o.SessionID), its, strings.Join(news[:min(len(news), mostNamed)], ", "), other)
+}
+
+// stateKey is a ref's name as the state can hold it, which is that of no other ref: one that is no UTF-8 is quoted, and none
+// begins with a quote.
+func stateKey(ref string) string {
+	if utf8.ValidString(ref) {
+		return ref
+	}
+	return strconv.Quote(ref)
 }
 
 // keepApart takes note of what the base clone has otherwise than the session, so that it is news only once.

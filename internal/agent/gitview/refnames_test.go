@@ -69,6 +69,18 @@ func TestABranchWhoseNameIsNotUTF8DoesNotEndTheAnswers(t *testing.T) {
 	require.NotContains(t, w.host("for-each-ref", "refs/sandboxes"), "bad")
 }
 
+func TestBranchesWhoseNamesAreTheSameInUTF8AreEachToldOnce(t *testing.T) {
+	require.Equal(t, inUTF8("refs/heads/\xff-gabcd"), inUTF8("refs/heads/%FF-gabcd"), "the control case")
+	w := newWorld(t)
+	_, h := w.command("git commit -q --allow-empty -m Mine && git branch '%FF-gabcd' && git branch \"$(printf '\\377-gabcd')\" main")
+	require.Equal(t, Harvested, h.Status, "%+v", h)
+	require.Contains(t, h.Detail, "2 new branches are only below")
+	w.reopen()
+	_, h = w.command("git commit -q --allow-empty -m More")
+	require.Equal(t, Harvested, h.Status, "%+v", h)
+	require.Empty(t, h.Detail)
+}
+
 func TestWhatAHarvestSaysIsUTF8WhateverANameIs(t *testing.T) {
 	h := Harvest{
 		Refs: []string{"refs/x/\xff"}, StaleLocks: []string{"/a/\xfe.lock"}, Detail: "x\xff",

@@ -61,7 +61,7 @@ type state struct {
 	// Told are the conflicts of refs that harvests have told of, as long as they are there.
 	Told []Conflict `json:"told,omitempty"`
 	// Kept are the new branches that are not made in the base clone and that harvests have told of, as they are: names in
-	// UTF-8 (inUTF8) and ids.
+	// UTF-8 (stateKey) and ids.
 	Kept refs `json:"kept,omitempty"`
 	// Clean is the private folder's print when all of it had been harvested; Base the base clone's when all of it had been
 	// brought in.
