@@ -101,6 +101,28 @@ func endPid(pid int) {
 	}
 }
 
+// endOf gives a wait for the end of processes that may go to init.
+func endOf(t *testing.T, pids []int) (wait func()) {
+	t.Helper()
+	var fds []unix.PollFd
+	for _, pid := range pids {
+		fd, err := unix.PidfdOpen(pid, 0)
+		require.NoError(t, err)
+		t.Cleanup(func() { unix.Close(fd) })
+		fds = append(fds, unix.PollFd{Fd: int32(fd), Events: unix.POLLIN})
+	}
+	return func() {
+		for i := range fds {
+			for n := 0; n != 1; {
+				var err error
+				if n, err = unix.Poll(fds[i:i+1], -1); err != nil {
+					require.ErrorIs(t, err, unix.EINTR)
+				}
+			}
+		}
+	}
+}
+
 // vm starts a shim with a VMM and a file server below it, as Cloud Hypervisor's are, and answers with the pids once all run.
 func (m machine) vm(id string) (started, []int) {
 	m.t.Helper()
@@ -359,7 +381,7 @@ func cgroup(t *testing.T) string {
 func TestP5ACgroupThatIsNotEmptyIsMissedInTheEvidence(t *testing.T) {
 	m := newMachine(t)
 	dir := cgroup(t)
-	shim, _ := m.vm(sandbox)
+	shim, pids := m.vm(sandbox)
 	stray := m.bash("echo ready; exec sleep 1000")
 	stray.line(t)
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "cgroup.procs"), []byte(strconv.Itoa(stray.pid())), 0))
@@ -370,9 +392,11 @@ func TestP5ACgroupThatIsNotEmptyIsMissedInTheEvidence(t *testing.T) {
 	late := m.bash("echo ready; exec sleep 1000")
 	late.line(t)
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "cgroup.procs"), []byte(strconv.Itoa(late.pid())), 0))
+	ended := endOf(t, pids)
 	require.NoError(t, vm.Kill())
 	<-shim.gone
 	<-stray.gone
+	ended()
 	_, err = vm.Wait(now(t))
 	require.ErrorIs(t, err, ErrNoEvidence)
 	require.ErrorContains(t, err, fmt.Sprintf("cgroup %s still holds [%d]", dir, late.pid()))

@@ -189,15 +189,21 @@ func await(ctx context.Context, pidfd *os.File) error {
 	}
 	stop := context.AfterFunc(ctx, func() { _ = pidfd.SetReadDeadline(time.Unix(1, 0)) })
 	defer stop()
-	err = raw.Read(func(fd uintptr) bool {
+	over := func(fd uintptr) bool {
 		fds := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
 		n, err := unix.Poll(fds, 0)
 		return err == nil && n == 1
-	})
-	if err != nil && ctx.Err() != nil {
-		return ctx.Err()
 	}
-	return err
+	err = raw.Read(over)
+	if err == nil || ctx.Err() == nil {
+		return err
+	}
+	// A context that had ended before may have kept Read from the first look.
+	last := false
+	if err := raw.Control(func(fd uintptr) { last = over(fd) }); err != nil || last {
+		return err
+	}
+	return ctx.Err()
 }
 
 func kill(pidfd *os.File) error {
