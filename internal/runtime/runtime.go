@@ -168,7 +168,7 @@ type Provenance struct {
 
 // EvidenceItem is one observation that a sandbox is gone.
 type EvidenceItem struct {
-	Source     string    `json:"source"` // "pidfd", "deleted", "cgroup_empty", "boot_id"
+	Source     string    `json:"source"` // "pidfd", "exit_event", "no_task", "deleted", "cgroup_empty", "boot_id"
 	Detail     string    `json:"detail"`
 	ObservedAt time.Time `json:"observedAt"`
 }

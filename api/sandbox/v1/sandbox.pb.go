@@ -825,7 +825,7 @@ func (x *Cache) GetReadOnly() bool {
 // EvidenceItem is one observation that a sandbox is gone, with the place it comes from.
 type EvidenceItem struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// "pidfd", "exit_event", "deleted", "cgroup_empty", "boot_id".
+	// "pidfd", "exit_event", "no_task", "deleted", "cgroup_empty", "boot_id".
 	Source        string                 `protobuf:"bytes,1,opt,name=source,proto3" json:"source,omitempty"`
 	Detail        string                 `protobuf:"bytes,2,opt,name=detail,proto3" json:"detail,omitempty"`
 	ObservedAt    *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=observed_at,json=observedAt,proto3" json:"observed_at,omitempty"`

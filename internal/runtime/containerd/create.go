@@ -212,6 +212,10 @@ func (r *Runtime) run(ctx context.Context, st *start) (*Sandbox, error) {
 		return nil, err
 	}
 	crashpoint.At("containerd.container-made")
+	st.rec.TaskAsked = true
+	if err := r.records().Write(st.rec); err != nil {
+		return nil, err
+	}
 	pid, err := r.createTask(ctx, spec.SandboxID)
 	if err != nil {
 		return nil, err

@@ -11,7 +11,8 @@
 //
 // Every call of containerd has a deadline. What containerd says of a container's end is never enough, and what it doesn't
 // know any more says nothing: the evidence is the end of the recorded init (pidfd, pid and start time), the exit that
-// containerd reports, its deletion of the container, and cgroups that are empty and gone (promise P5).
+// containerd reports or that it has no task, its deletion of the container, and cgroups that are empty and gone (promise P5).
+// A creation that was cut short is looked for twice, since it may still bring a task.
 //
 // Only cmd/sandbox-agent and tests import it; it imports pkg/*, internal/runtime, hostkernel and provenance.
 package containerd

@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
 
@@ -18,6 +19,9 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"github.com/sandbox-agent/sandbox-agent/internal/runtime"
 	"github.com/sandbox-agent/sandbox-agent/internal/runtime/hostkernel"
@@ -140,7 +144,7 @@ func TestP5ContainerdIsKilledInTheMiddleOfACommand(t *testing.T) {
 
 			h.serve()
 			ev = h.stop(s)
-			require.Equal(t, []string{"cgroup_empty", "deleted", "exit_event", "pidfd"}, sources(ev))
+			require.Equal(t, []string{"cgroup_empty", "deleted", "no_task", "pidfd"}, sources(ev), "containerd saw no exit")
 		})
 	}
 }
@@ -164,7 +168,7 @@ func TestP5TheEndOfASandboxIsFoundThatContainerdMissed(t *testing.T) {
 	require.ErrorIs(t, err, runtime.ErrNotFound)
 	ev, err := h.r.Remove(bound(t), s.Identity())
 	require.NoError(t, err)
-	require.Equal(t, []string{"cgroup_empty", "deleted", "exit_event", "pidfd"}, sources(ev))
+	require.Equal(t, []string{"cgroup_empty", "deleted", "no_task", "pidfd"}, sources(ev), "containerd saw no exit")
 }
 
 func TestP5AHangingContainerdIsNoEvidenceAndNoHang(t *testing.T) {
@@ -225,7 +229,8 @@ func TestP5AShimThatIsStoppedOrKilled(t *testing.T) {
 		require.Len(t, shim, 1)
 		require.NoError(t, unix.Kill(shim[0], unix.SIGKILL))
 		ev := h.stop(s)
-		require.Equal(t, []string{"cgroup_empty", "deleted", "exit_event", "pidfd"}, sources(ev))
+		require.Subset(t, []string{"cgroup_empty", "deleted", "exit_event", "no_task", "pidfd"}, sources(ev))
+		require.Len(t, ev.Items, 4, "containerd may have forgotten the task, or not yet")
 	})
 }
 
@@ -286,6 +291,50 @@ func TestAnAttachThatWasMadeAndNeverStartedIsReplaced(t *testing.T) {
 	_, err = service.DeleteProcess(bound(t), &tasks.DeleteProcessRequest{ContainerID: spec.SandboxID, ExecID: id})
 	require.True(t, missing(err), "the shim has it no more: %v", err)
 	h.stop(s)
+}
+
+func TestP5ATaskThatContainerdHasForgottenIsNoExitThatItSaw(t *testing.T) {
+	h := newHost(t, Socket)
+	spec := h.spec(0)
+	s := h.create(spec)
+	_, err := h.r.endTask(bound(t), spec.SandboxID)
+	require.NoError(t, err)
+	require.Equal(t, []string{"cgroup_empty", "deleted", "no_task", "pidfd"}, sources(h.stop(s)))
+}
+
+func TestP5ATaskThatComesAfterItsCreationWasGivenUpIsEnded(t *testing.T) {
+	h := newHost(t, Socket)
+	spec := h.spec(0)
+	var looks atomic.Int32
+	var late atomic.Bool
+	h.through(func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+		switch {
+		case strings.HasSuffix(method, ".Tasks/Create"):
+			require.NoError(t, invoke(ctx, method, req, reply, cc, opts...))
+			return status.Error(codes.DeadlineExceeded, "given up")
+		case strings.HasSuffix(method, ".Tasks/Get") && looks.Add(1) == 1:
+			// containerd lists a task when its creation has come to an end.
+			return status.Error(codes.NotFound, "not yet")
+		case strings.HasSuffix(method, ".Tasks/Get") && looks.Load() == 2:
+			err := invoke(ctx, method, req, reply, cc, opts...)
+			late.Store(err == nil)
+			return err
+		}
+		return invoke(ctx, method, req, reply, cc, opts...)
+	})
+	_, err := h.r.Create(bound(t), spec)
+	require.ErrorIs(t, err, runtime.ErrUnreachable)
+	require.NotErrorIs(t, err, runtime.ErrNoEvidence)
+	require.True(t, late.Load(), "there was a task that the first look did not show")
+	require.EqualValues(t, 3, looks.Load(), "the last look finds none")
+	c := h.d.Client()
+	defer c.Close()
+	left, err := c.TaskService().List(bound(t), &tasks.ListTasksRequest{})
+	require.NoError(t, err)
+	require.Empty(t, left.GetTasks())
+	ids, err := h.r.List(bound(t))
+	require.NoError(t, err)
+	require.Empty(t, ids)
 }
 
 func TestP14AFailedStartIsAnErrorAndNothingOfItIsLeft(t *testing.T) {

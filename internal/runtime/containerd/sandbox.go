@@ -153,6 +153,7 @@ func (r *Runtime) Remove(ctx context.Context, id runtime.Identity) (runtime.Evid
 	}
 	if rec.Identity.BootID != "" && rec.Identity.BootID != boot {
 		ev.Add("boot_id", "the node has been rebooted since: %s, now %s", rec.Identity.BootID, boot)
+		rec.TaskAsked = false // nothing of it comes late any more
 	} else if rec.Identity.Pid != 0 {
 		if err := r.endLoaded(ctx, rec, ev); err != nil {
 			return ev.Evidence, err
@@ -172,7 +173,7 @@ func (r *Runtime) remains(id runtime.Identity) (hostkernel.Record, error) {
 		r.log.Warn("the record of a sandbox can't be read; sweeping by its id", "sandbox", id.SandboxID, "error", err)
 	}
 	if err != nil {
-		rec = hostkernel.Record{Identity: id}
+		rec = hostkernel.Record{Identity: id, TaskAsked: !errors.Is(err, os.ErrNotExist)}
 	}
 	return rec, rec.Complete(id, r.opts.Name, r.cgroup(id.SandboxID))
 }
@@ -198,14 +199,16 @@ func (r *Runtime) sweep(ctx context.Context, rec hostkernel.Record, ev *hostkern
 	none := func(err error) error {
 		return fmt.Errorf("removing sandbox %s: %w: %w", id.SandboxID, runtime.ErrNoEvidence, err)
 	}
-	exitedAt, err := r.endTask(ctx, id.SandboxID)
+	t := hostkernel.Tree{Dirs: id.Cgroups}
+	had, err := r.endSeen(ctx, id.SandboxID, ev)
 	if err != nil {
 		return none(err)
 	}
-	if exitedAt.IsZero() {
-		ev.Add("exit_event", "containerd has no task of it")
-	} else {
-		ev.Add("exit_event", "containerd saw its init exit at %s, and deleted the task", exitedAt.UTC().Format(time.RFC3339Nano))
+	// While there is the container: containerd shows no task without one.
+	if !had && rec.TaskAsked && id.Pid == 0 {
+		if err := r.endLate(ctx, id.SandboxID, t, ev); err != nil {
+			return none(err)
+		}
 	}
 	crashpoint.At("containerd.task-deleted")
 	if err := r.deleteContainer(ctx, id.SandboxID); err != nil {
@@ -215,7 +218,6 @@ func (r *Runtime) sweep(ctx context.Context, rec hostkernel.Record, ev *hostkern
 		return none(err)
 	}
 	crashpoint.At("containerd.container-deleted")
-	t := hostkernel.Tree{Dirs: id.Cgroups}
 	if err := t.Remove(ctx); err != nil {
 		return none(fmt.Errorf("%s: %w", hostkernel.States(t.Pids()), err))
 	}
@@ -231,4 +233,51 @@ func (r *Runtime) sweep(ctx context.Context, rec hostkernel.Record, ev *hostkern
 	}
 	ev.Add("deleted", "its container, its folder and its record are removed")
 	return nil
+}
+
+// endSeen ends the container's task and adds what containerd says of it: its exit, or that there is none, which is all that
+// it says then. It answers whether there was one.
+func (r *Runtime) endSeen(ctx context.Context, id string, ev *hostkernel.Evidence) (bool, error) {
+	exitedAt, err := r.endTask(ctx, id)
+	if err != nil {
+		return false, err
+	}
+	if exitedAt.IsZero() {
+		ev.Add("no_task", "containerd has no task of it")
+		return false, nil
+	}
+	ev.Add("exit_event", "containerd saw its init exit at %s, and deleted the task", exitedAt.UTC().Format(time.RFC3339Nano))
+	return true, nil
+}
+
+// settleTime is how long a creation that was given up is given to come to an end: containerd then ends what its shim and runc
+// have begun, and until then shows no task of it.
+const settleTime = 2 * time.Second
+
+// endLate ends what comes of a creation whose answer nobody waited for. It answers after a look that finds neither a task
+// nor a cgroup, settleTime after everything that had been found was removed.
+func (r *Runtime) endLate(ctx context.Context, id string, t hostkernel.Tree, ev *hostkernel.Evidence) error {
+	for {
+		if err := t.Remove(ctx); err != nil {
+			return fmt.Errorf("%s: %w", hostkernel.States(t.Pids()), err)
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("waiting for what may come of a creation that was cut short: %w", ctx.Err())
+		case <-time.After(settleTime):
+		}
+		had, err := r.endSeen(ctx, id, ev)
+		if err != nil {
+			return err
+		}
+		if !had && !slices.ContainsFunc(t.Dirs, exists) {
+			return nil
+		}
+	}
+}
+
+// exists is also true of what can't be looked at.
+func exists(path string) bool {
+	_, err := os.Lstat(path)
+	return !errors.Is(err, os.ErrNotExist)
 }

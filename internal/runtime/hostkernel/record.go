@@ -23,6 +23,9 @@ type Record struct {
 	// Cgroup is the sandbox's cgroup path, the same in every hierarchy.
 	Cgroup string          `json:"cgroup"`
 	View   json.RawMessage `json:"view,omitempty"`
+	// TaskAsked says that another daemon has been asked for the sandbox's processes, which may come after its answer is
+	// given up.
+	TaskAsked bool `json:"taskAsked,omitempty"`
 }
 
 // unfinished ends the name of a record that is being written; an agent that is killed then leaves it.
