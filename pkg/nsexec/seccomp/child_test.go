@@ -62,6 +62,14 @@ func child(text string) error {
 		os.Unsetenv(childEnv)
 		return fmt.Errorf("exec %s: %w", o.Exec[0], unix.Exec(o.Exec[0], o.Exec, os.Environ()))
 	}
+	// A thread that has called PTRACE_TRACEME stops at its next signal, for ever.
+	var all unix.Sigset_t
+	for i := range all.Val {
+		all.Val[i] = ^all.Val[i]
+	}
+	if err := unix.PthreadSigmask(unix.SIG_SETMASK, &all, nil); err != nil {
+		return err
+	}
 	errnos := make([]int, len(o.Calls))
 	for i, c := range o.Calls {
 		a := c.Args
@@ -91,7 +99,6 @@ func childCommand(t *testing.T, o order) *exec.Cmd {
 	self, err := os.Executable()
 	require.NoError(t, err)
 	cmd := exec.Command(self)
-	// A child that has called PTRACE_TRACEME stops at its next signal, for ever: the Go runtime must not send it any.
 	cmd.Env = append(os.Environ(), childEnv+"="+string(text), "GODEBUG=asyncpreemptoff=1")
 	cmd.SysProcAttr = &unix.SysProcAttr{Setsid: true}
 	return cmd
