@@ -18,10 +18,17 @@ func times(c *config.Config) {
 	c.Lifetime.Idle, c.Lifetime.Max = config.Duration(10*time.Hour), config.Duration(100*time.Hour)
 }
 
+// atRest waits for the session's goroutine to have ended: a command is answered a moment before.
+func (n *node) atRest(id string) {
+	n.t.Helper()
+	require.Eventually(n.t, func() bool { return !n.agent.sessions[id].vitals().busy }, bound, pollEvery)
+}
+
 func TestAnIdleSandboxIsRemovedAndTheNextCommandGetsAnother(t *testing.T) {
 	n := newNode(t, times)
 	s := n.session("s")
 	n.exec("s", "e1", "echo work > file; echo > ~/scratch")
+	n.atRest("s")
 	began := time.Now()
 	require.WithinRange(t, n.agent.endWhatIsOver(began), began.Add(9*time.Hour), began.Add(10*time.Hour))
 	require.Equal(t, sandboxv1.Session_READY, n.get("s").GetState())
@@ -55,6 +62,7 @@ func TestASandboxThatIsTooOldGoesOnceItsCommandHasEnded(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, "waited\n", r.GetStdoutText())
 	require.EqualValues(t, 2, r.GetGeneration(), "the one that waited has a sandbox of its own")
+	n.atRest("s")
 	n.agent.endWhatIsOver(time.Now().Add(99 * time.Hour))
 	require.Contains(t, n.until("s", sandboxv1.Session_IDLE).GetReason(), "lifetime.idle")
 }

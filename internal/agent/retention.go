@@ -155,6 +155,8 @@ type endedExec struct {
 
 // sweep removes what is beyond the count or older than the age, and the files of what was removed before.
 func (s *session) sweep(now time.Time) error {
+	s.sweepMu.Lock()
+	defer s.sweepMu.Unlock()
 	s.mu.Lock()
 	mark := s.recorded
 	s.mu.Unlock()

@@ -107,6 +107,29 @@ func TestRecordsOlderThanTheAgeExpire(t *testing.T) {
 	require.Len(t, n.chain(s.GetSandbox().GetId()).Receipts, 1)
 }
 
+// The agent's own sweep may come at the same time as another.
+func TestSweepsAtTheSameTimeDontGetInEachOthersWay(t *testing.T) {
+	n := newNode(t)
+	s := n.session("twice")
+	for i := 1; i <= 8; i++ {
+		n.exec("twice", fmt.Sprintf("e%d", i), "true")
+	}
+	x := n.agent.sessions["twice"]
+	list, err := x.endedExecs()
+	require.NoError(t, err)
+	for left := 7; left >= 0; left-- {
+		require.NoError(t, x.expireRecords(toExpire(list, left, time.Time{})[7-left:], time.Now()))
+		errs := make(chan error)
+		for range 4 {
+			go func() { errs <- x.sweep(time.Now()) }()
+		}
+		for range 4 {
+			require.NoError(t, <-errs)
+		}
+	}
+	require.EqualValues(t, 8, n.chain(s.GetSandbox().GetId()).Removed.Sequence)
+}
+
 // A crash after the records were expired and before the files were removed leaves them to the next start.
 func TestWhatACrashLeftOfASweepIsCompleted(t *testing.T) {
 	n := newNode(t)

@@ -22,7 +22,7 @@ import (
 // lives while there is work; so commands run one at a time (P4) and a stop never meets a start. Callers queue jobs
 // and wait.
 //
-// Lock order: startMu, saveMu, mu, haste.mu. No lock is held while a sandbox or a command is waited for.
+// Lock order: sweepMu, startMu, saveMu, mu, haste.mu. No lock is held while a sandbox or a command is waited for.
 type session struct {
 	agent *Agent
 	id    string
@@ -31,6 +31,8 @@ type session struct {
 	// startMu is held from an exec's last look at the fencing tokens until receiptd has its request, and by whoever
 	// raises owner_epoch: when a claim is answered, no call of the older epoch starts any more (P8).
 	startMu sync.Mutex
+	// sweepMu lets one sweep of old records run at a time: two would write the same file of what is removed.
+	sweepMu sync.Mutex
 	// saveMu keeps the order of record and journal.
 	saveMu sync.Mutex
 
