@@ -39,7 +39,7 @@ func (s *Sandbox) attach(ctx context.Context) (net.Conn, error) {
 	var b [8]byte
 	_, _ = rand.Read(b[:])
 	id := "attach-" + hex.EncodeToString(b[:]) // of one length: gVisor takes a prefix for the whole
-	p, err := newPipes(filepath.Join(attachesDir(s.rec.Identity.Dir), id))
+	p, err := newPipes(filepath.Join(attachesDir(s.Record.Identity.Dir), id))
 	if err != nil {
 		return nil, err
 	}
@@ -68,7 +68,7 @@ func (s *Sandbox) startAttach(ctx context.Context, id string, p *pipes) error {
 	}
 	ctx, cancel := s.r.call(ctx)
 	defer cancel()
-	container := s.rec.Identity.ContainerID
+	container := s.Record.Identity.ContainerID
 	service := s.r.client.TaskService()
 	if _, err := service.Exec(ctx, &tasks.ExecProcessRequest{
 		ContainerID: container, ExecID: id, Spec: process, Stdin: p.path("in"), Stdout: p.path("out"), Stderr: p.path("err"),
@@ -83,7 +83,7 @@ func (s *Sandbox) startAttach(ctx context.Context, id string, p *pipes) error {
 
 // detachAll ends the attach processes that there are, also those of an earlier agent.
 func (s *Sandbox) detachAll(ctx context.Context) error {
-	des, err := os.ReadDir(attachesDir(s.rec.Identity.Dir))
+	des, err := os.ReadDir(attachesDir(s.Record.Identity.Dir))
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		return fmt.Errorf("listing old attach processes: %w", err)
 	}
@@ -102,14 +102,14 @@ func (s *Sandbox) detach(ctx context.Context, id string) error {
 	if err := s.endAttach(ctx, id); err != nil {
 		return err
 	}
-	if err := os.RemoveAll(filepath.Join(attachesDir(s.rec.Identity.Dir), id)); err != nil {
+	if err := os.RemoveAll(filepath.Join(attachesDir(s.Record.Identity.Dir), id)); err != nil {
 		return fmt.Errorf("removing the streams of an attach process: %w", err)
 	}
 	return nil
 }
 
 func (s *Sandbox) endAttach(ctx context.Context, id string) error {
-	service, container := s.r.client.TaskService(), s.rec.Identity.ContainerID
+	service, container := s.r.client.TaskService(), s.Record.Identity.ContainerID
 	remove := func() error {
 		_, err := service.DeleteProcess(ctx, &tasks.DeleteProcessRequest{ContainerID: container, ExecID: id})
 		if missing(err) {
@@ -139,7 +139,7 @@ func (s *Sandbox) endAttach(ctx context.Context, id string) error {
 func (s *Sandbox) logErrors(stderr *os.File, id string) {
 	b, _ := io.ReadAll(io.LimitReader(stderr, 4096))
 	if len(b) > 0 {
-		s.r.log.Warn("an attach process said", "sandbox", s.rec.Identity.SandboxID, "attach", id, "text", string(b))
+		s.r.log.Warn("an attach process said", "sandbox", s.Record.Identity.SandboxID, "attach", id, "text", string(b))
 	}
 	_, _ = io.Copy(io.Discard, stderr)
 }
@@ -241,7 +241,7 @@ func (c *attachConn) await() {
 	c.sandbox.attaching.Unlock()
 	if err != nil {
 		// The next Dial does it, or the end of the container.
-		c.sandbox.r.log.Debug("an attach process is left", "sandbox", c.sandbox.rec.Identity.SandboxID, "attach", c.id, "error", err)
+		c.sandbox.r.log.Debug("an attach process is left", "sandbox", c.sandbox.Record.Identity.SandboxID, "attach", c.id, "error", err)
 	}
 	c.release()
 	// What it wrote last may still be read.
@@ -250,14 +250,14 @@ func (c *attachConn) await() {
 
 func (c *attachConn) awaitExit() {
 	for {
-		_, err := c.sandbox.r.client.TaskService().Wait(c.waiting, &tasks.WaitRequest{ContainerID: c.sandbox.rec.Identity.ContainerID, ExecID: c.id})
+		_, err := c.sandbox.r.client.TaskService().Wait(c.waiting, &tasks.WaitRequest{ContainerID: c.sandbox.Record.Identity.ContainerID, ExecID: c.id})
 		if err == nil || missing(err) || c.waiting.Err() != nil {
 			return
 		}
 		select {
 		case <-c.waiting.Done():
 			return
-		case <-c.sandbox.init.Exited():
+		case <-c.sandbox.Init.Exited():
 			return
 		case <-time.After(again):
 		}

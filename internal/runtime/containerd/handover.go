@@ -64,7 +64,7 @@ func (s *Sandbox) dialWhenThere(ctx context.Context, name string) (*net.UnixConn
 	tick := time.NewTicker(poll)
 	defer tick.Stop()
 	for {
-		conn, err := s.dialSocket(ctx, name)
+		conn, err := s.DialSocket(ctx, name)
 		if err == nil {
 			return conn, nil
 		}
@@ -73,26 +73,10 @@ func (s *Sandbox) dialWhenThere(ctx context.Context, name string) (*net.UnixConn
 		}
 		select {
 		case <-tick.C:
-		case <-s.init.Exited():
+		case <-s.Init.Exited():
 			return nil, errors.New("it ended")
 		case <-ctx.Done():
 			return nil, ctx.Err()
 		}
 	}
-}
-
-// dialSocket connects through a descriptor of the socket's folder: no symlink and no limit on the path's length come in
-// between (unix(7): 107 bytes).
-func (s *Sandbox) dialSocket(ctx context.Context, name string) (*net.UnixConn, error) {
-	dir, err := os.Open(hostkernel.ControlDir(s.rec.Identity.Dir))
-	if err != nil {
-		return nil, err
-	}
-	defer dir.Close()
-	var d net.Dialer
-	conn, err := d.DialContext(ctx, "unix", fmt.Sprintf("/proc/self/fd/%d/%s", dir.Fd(), name))
-	if err != nil {
-		return nil, err
-	}
-	return conn.(*net.UnixConn), nil
 }

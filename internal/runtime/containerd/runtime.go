@@ -61,6 +61,7 @@ type Runtime struct {
 	opts   Options
 	log    *slog.Logger
 	client *client.Client
+	keeper *hostkernel.Keeper
 }
 
 var _ runtime.Runtime = (*Runtime)(nil)
@@ -71,7 +72,11 @@ func New(opts Options) (*Runtime, error) {
 		return nil, fmt.Errorf("containerd runtime %q: %w", opts.Name, err)
 	}
 	r := &Runtime{opts: opts, log: opts.Log}
-	if err := os.Mkdir(string(r.records()), 0o711); err != nil && !errors.Is(err, os.ErrExist) {
+	r.keeper = &hostkernel.Keeper{
+		Name: opts.Name, Records: hostkernel.Records(filepath.Join(opts.StateDir, "records")), CgroupParent: opts.CgroupParent,
+		Points: "containerd", UndoTime: cleanupTime, End: r.endContainer, Log: opts.Log,
+	}
+	if err := os.Mkdir(string(r.keeper.Records), 0o711); err != nil && !errors.Is(err, os.ErrExist) {
 		return nil, fmt.Errorf("containerd runtime %q: making its state folder: %w", opts.Name, err)
 	}
 	var err error
@@ -146,12 +151,6 @@ func (r *Runtime) Concessions() []runtime.Concession {
 // TakesRootfs takes every kind; see runtime.Runtime.
 func (r *Runtime) TakesRootfs(runtime.RootfsKind) error { return nil }
 
-func (r *Runtime) records() hostkernel.Records {
-	return hostkernel.Records(filepath.Join(r.opts.StateDir, "records"))
-}
-
-func (r *Runtime) cgroup(id string) string { return r.opts.CgroupParent + "/" + id }
-
 // Reachable asks containerd for its version.
 func (r *Runtime) Reachable(ctx context.Context) error {
 	ctx, cancel := r.call(ctx)
@@ -185,20 +184,21 @@ func (r *Runtime) hosts() error {
 // Load finds a sandbox that an earlier agent started; see runtime.Runtime. What tells is the recorded init, whatever
 // containerd says: it may be down, and then the sandbox goes on all the same.
 func (r *Runtime) Load(_ context.Context, id runtime.Identity) (runtime.Sandbox, error) {
-	rec, err := r.records().Loaded(id)
+	held, err := r.keeper.Load(id)
 	if err != nil {
 		return nil, err
 	}
-	view, err := rec.ViewOf()
-	if err != nil {
-		return nil, err
-	}
-	return r.watch(rec, view)
+	return r.sandbox(held), nil
+}
+
+// Remove ends whatever is left of a sandbox; see runtime.Runtime.
+func (r *Runtime) Remove(ctx context.Context, id runtime.Identity) (runtime.Evidence, error) {
+	return r.keeper.Remove(ctx, id)
 }
 
 // List names the sandboxes of which there is anything, in the records or in containerd; see runtime.Runtime.
 func (r *Runtime) List(ctx context.Context) ([]string, error) {
-	ids, err := r.records().List()
+	ids, err := r.keeper.Records.List()
 	if err != nil {
 		return nil, err
 	}

@@ -133,7 +133,7 @@ func TestP5AProcessWithTheRecordedPidButAnotherStartTimeIsLeftAlone(t *testing.T
 	boot, err := hostkernel.BootID()
 	require.NoError(t, err)
 	id := runtime.Identity{SandboxID: newID(t), Pid: sleep.Process.Pid, StartTime: start + 1, BootID: boot}
-	require.NoError(t, h.r.records().Write(hostkernel.Record{Identity: id, View: []byte("{}")}))
+	require.NoError(t, h.r.keeper.Records.Write(hostkernel.Record{Identity: id, View: []byte("{}")}))
 
 	_, err = h.r.Load(bound(t), id)
 	require.ErrorIs(t, err, runtime.ErrNotFound)
@@ -151,7 +151,7 @@ func TestP5AfterARebootTheBootIdIsTheEvidenceAndNoPidIsTouched(t *testing.T) {
 	start, _, err := hostkernel.ProcStat(sleep.Process.Pid)
 	require.NoError(t, err)
 	id := runtime.Identity{SandboxID: newID(t), Pid: sleep.Process.Pid, StartTime: start, BootID: "00000000-0000-0000-0000-000000000000"}
-	require.NoError(t, h.r.records().Write(hostkernel.Record{Identity: id, View: []byte("{}")}))
+	require.NoError(t, h.r.keeper.Records.Write(hostkernel.Record{Identity: id, View: []byte("{}")}))
 	_, err = h.r.Load(bound(t), id)
 	require.ErrorIs(t, err, runtime.ErrNotFound)
 	ev, err := h.r.Remove(bound(t), id)
@@ -176,7 +176,7 @@ func (h *host) awaitProcess(id string) {
 	h.t.Helper()
 	all, err := hostkernel.Hierarchies()
 	require.NoError(h.t, err)
-	require.Eventually(h.t, func() bool { return len(hostkernel.TreeOf(all, h.r.cgroup(id)).Pids()) > 0 }, leakless, pollEvery)
+	require.Eventually(h.t, func() bool { return len(hostkernel.TreeOf(all, h.r.keeper.Cgroup(id)).Pids()) > 0 }, leakless, pollEvery)
 }
 
 func TestP5AStartThatWasCutShortIsSweptByItsId(t *testing.T) {
@@ -207,12 +207,12 @@ func TestP5RemainsWithoutAnyRecordAreSweptByIdAndFolder(t *testing.T) {
 	require.NoError(t, err)
 	hs, err := hostkernel.SlotHierarchies(all, runtime.Resources{})
 	require.NoError(t, err)
-	slots, err := hostkernel.MakeSlots(hs, h.r.cgroup(id), runtime.Resources{Pids: 8})
+	slots, err := hostkernel.MakeSlots(hs, h.r.keeper.Cgroup(id), runtime.Resources{Pids: 8})
 	require.NoError(t, err)
 	slots.Close()
 	sleep := exec.Command("sleep", "600")
 	require.NoError(t, sleep.Start())
-	require.NoError(t, hostkernel.WriteCgroup(filepath.Join(hs[0].Path(h.r.cgroup(id)+"/c0"), "cgroup.procs"), itoa(sleep.Process.Pid)))
+	require.NoError(t, hostkernel.WriteCgroup(filepath.Join(hs[0].Path(h.r.keeper.Cgroup(id)+"/c0"), "cgroup.procs"), itoa(sleep.Process.Pid)))
 
 	reaped := make(chan error, 1)
 	go func() { reaped <- sleep.Wait() }()
@@ -294,7 +294,7 @@ func TestP5WithoutTheEndOfTheInitThereIsNoEvidence(t *testing.T) {
 	require.NoError(t, err)
 	i := slices.IndexFunc(all, func(h hostkernel.Hierarchy) bool { return h.Has("freezer") })
 	require.GreaterOrEqual(t, i, 0, "cgroup v1 has a freezer")
-	freezer := filepath.Join(all[i].Path(h.r.cgroup(spec.SandboxID)), "init", "freezer.state")
+	freezer := filepath.Join(all[i].Path(h.r.keeper.Cgroup(spec.SandboxID)), "init", "freezer.state")
 	t.Cleanup(func() { hostkernel.WriteCgroup(freezer, "THAWED") })
 	require.NoError(t, hostkernel.WriteCgroup(freezer, "FROZEN"))
 	require.Eventually(t, func() bool {

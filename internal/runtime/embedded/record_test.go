@@ -17,9 +17,9 @@ func TestAnUnfinishedRecordThatAKilledAgentLeftIsNamedAndRemoved(t *testing.T) {
 			h := newHostOfAnyKernel(t)
 			id := newID(t)
 			if finished {
-				require.NoError(t, h.r.records().Write(hostkernel.Record{Identity: runtime.Identity{SandboxID: id}}))
+				require.NoError(t, h.r.keeper.Records.Write(hostkernel.Record{Identity: runtime.Identity{SandboxID: id}}))
 			}
-			require.NoError(t, os.WriteFile(h.r.records().Files(id)[0], []byte(`{"ident`), 0o600))
+			require.NoError(t, os.WriteFile(h.r.keeper.Records.Files(id)[0], []byte(`{"ident`), 0o600))
 
 			ids, err := h.r.List(bound(t))
 			require.NoError(t, err)

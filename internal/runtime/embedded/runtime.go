@@ -19,7 +19,6 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 	"github.com/sirupsen/logrus"
 	"golang.org/x/sys/unix"
-	"google.golang.org/protobuf/encoding/protojson"
 
 	receiptdv1 "github.com/sandbox-agent/sandbox-agent/api/receiptd/v1"
 	"github.com/sandbox-agent/sandbox-agent/internal/runtime"
@@ -46,8 +45,9 @@ type Options struct {
 
 // Runtime hosts sandboxes with libcontainer.
 type Runtime struct {
-	opts Options
-	log  *slog.Logger
+	opts   Options
+	log    *slog.Logger
+	keeper *hostkernel.Keeper
 }
 
 var _ runtime.Runtime = (*Runtime)(nil)
@@ -70,7 +70,12 @@ func New(opts Options) (*Runtime, error) {
 		opts.Name = Name
 	}
 	r := &Runtime{opts: opts, log: opts.Log}
-	for _, dir := range []string{filepath.Join(opts.StateDir, "records"), r.containersDir(), r.rootMount()} {
+	r.keeper = &hostkernel.Keeper{
+		Name: opts.Name, Records: hostkernel.Records(filepath.Join(opts.StateDir, "records")), CgroupParent: opts.CgroupParent,
+		Points: "runtime", UndoTime: cleanupTime, Log: opts.Log,
+		Parts: func(id string) []string { return []string{filepath.Join(r.containersDir(), id)} },
+	}
+	for _, dir := range []string{string(r.keeper.Records), r.containersDir(), r.rootMount()} {
 		if err := os.Mkdir(dir, 0o711); err != nil && !errors.Is(err, os.ErrExist) {
 			return nil, fmt.Errorf("embedded runtime: making its state folder: %w", err)
 		}
@@ -110,115 +115,70 @@ func (r *Runtime) TakesRootfs(kind runtime.RootfsKind) error { return hostkernel
 // Reachable answers nil: the work is done in this process.
 func (r *Runtime) Reachable(context.Context) error { return nil }
 
-func (r *Runtime) records() hostkernel.Records {
-	return hostkernel.Records(filepath.Join(r.opts.StateDir, "records"))
-}
-
 func (r *Runtime) containersDir() string { return filepath.Join(r.opts.StateDir, "containers") }
 
 // rootMount is where each container's root is mounted, in the mount namespace of the thread that starts it.
 func (r *Runtime) rootMount() string { return filepath.Join(r.opts.StateDir, "root") }
-
-func (r *Runtime) cgroup(id string) string { return r.opts.CgroupParent + "/" + id }
 
 // Check says whether this node can host sandboxes; see runtime.Runtime.
 func (r *Runtime) Check(context.Context) error { return hostkernel.Check() }
 
 // Create starts a sandbox; see runtime.Runtime.
 func (r *Runtime) Create(ctx context.Context, spec runtime.Spec) (runtime.Sandbox, error) {
-	if err := hostkernel.CheckSpec(spec); err != nil {
+	if err := r.keeper.Admit(spec); err != nil {
 		return nil, err
-	}
-	if _, err := r.records().Read(spec.SandboxID); !errors.Is(err, os.ErrNotExist) {
-		return nil, fmt.Errorf("starting sandbox %s: %w: there is one with this id", spec.SandboxID, os.ErrExist)
 	}
 	if spec.Network != "none" {
 		return nil, fmt.Errorf("starting sandbox %s: %w: the embedded runtime has the network mode \"none\" only, not %q",
 			spec.SandboxID, runtime.ErrUnavailable, spec.Network)
 	}
-	s, err := r.create(ctx, spec)
-	if err == nil {
-		return s, nil
+	var sb Sandbox
+	err := r.keeper.Begin(ctx, spec, func(st *hostkernel.Start) (err error) {
+		sb, err = r.start(ctx, &start{Start: st})
+		return err
+	})
+	if err != nil {
+		return nil, err
 	}
-	err = fmt.Errorf("starting sandbox %s: %w", spec.SandboxID, err)
-	clean, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupTime)
-	defer cancel()
-	if _, cleanErr := r.Remove(clean, runtime.Identity{SandboxID: spec.SandboxID, Dir: spec.Dir}); cleanErr != nil {
-		err = errors.Join(err, cleanErr)
-	}
-	return nil, err
+	return sb, nil
 }
 
 // cleanupTime bounds how long a failed start waits for its own remains to go.
 const cleanupTime = 10 * time.Second
 
-// start is everything of one start that has to be let go of, whatever comes of it.
+// start is one start, and what is planned for it.
 type start struct {
-	spec     runtime.Spec
-	cgroup   string
+	*hostkernel.Start
 	skeleton hostkernel.Skeleton
-	mounts   *hostkernel.BindMounts
-	slots    *hostkernel.Slots
-	userns   *os.File
 }
 
-func (s *start) Close() {
-	if s.mounts != nil {
-		s.mounts.Close()
-	}
-	if s.slots != nil {
-		s.slots.Close()
-	}
-	if s.userns != nil {
-		s.userns.Close()
-	}
-}
-
-func (r *Runtime) create(ctx context.Context, spec runtime.Spec) (*Sandbox, error) {
-	all, err := hostkernel.Hierarchies()
-	if err != nil {
-		return nil, err
-	}
-	boot, err := hostkernel.BootID()
-	if err != nil {
-		return nil, err
-	}
-	rec := hostkernel.Record{Cgroup: r.cgroup(spec.SandboxID), Identity: runtime.Identity{
-		Runtime: r.opts.Name, SandboxID: spec.SandboxID, ContainerID: spec.SandboxID, BootID: boot, Dir: spec.Dir,
-		Cgroups: hostkernel.TreeOf(all, r.cgroup(spec.SandboxID)).Dirs,
-	}}
-	if err := r.records().Write(rec); err != nil {
-		return nil, err
-	}
-	crashpoint.At("runtime.announced")
-	st := &start{spec: spec, cgroup: rec.Cgroup}
-	defer st.Close()
-	defer hostkernel.KeepWarm(all)()
-	if err := st.prepare(all); err != nil {
-		return nil, err
+func (r *Runtime) start(ctx context.Context, st *start) (Sandbox, error) {
+	defer hostkernel.KeepWarm(st.Hierarchies)()
+	if err := st.prepare(); err != nil {
+		return Sandbox{}, err
 	}
 	crashpoint.At("runtime.prepared")
 	if len(st.skeleton.Shadowed) > 0 {
-		r.log.Warn("the workspace covers folders of the root file system", "sandbox", spec.SandboxID, "folders", st.skeleton.Shadowed)
+		r.log.Warn("the workspace covers folders of the root file system", "sandbox", st.Spec.SandboxID, "folders", st.skeleton.Shadowed)
 	}
-	return r.run(ctx, st, rec)
+	return r.run(ctx, st)
 }
 
 // prepare makes everything that a container needs, in parallel: the bind mounts and the user namespace on one side, the
 // cgroups on the other, and the first cgroup migration of a while, which waits for an RCU grace period (about 16 ms).
-func (s *start) prepare(all []hostkernel.Hierarchy) error {
+func (s *start) prepare() error {
 	var wg sync.WaitGroup
 	var mountErr, cgroupErr error
 	wg.Go(func() {
 		if mountErr = s.prepareRoot(); mountErr == nil {
 			crashpoint.At("runtime.mounts-made")
-			s.userns, mountErr = hostkernel.OwnUserNamespace(s.spec.IDs, s.spec.Pid1) // the mounts decide which host id a command gets
+			s.UserNS, mountErr = hostkernel.OwnUserNamespace(s.Spec.IDs, s.Spec.Pid1) // the mounts decide which host id a command gets
 		}
 	})
 	wg.Go(func() {
 		var hs []hostkernel.Hierarchy
-		if hs, cgroupErr = hostkernel.SlotHierarchies(all, s.spec.Resources); cgroupErr == nil {
-			s.slots, cgroupErr = hostkernel.MakeSlots(hs, s.cgroup, s.spec.Resources)
+		if hs, cgroupErr = hostkernel.SlotHierarchies(s.Hierarchies, s.Spec.Resources); cgroupErr == nil {
+			s.Slots, cgroupErr = hostkernel.MakeSlots(hs, s.Record.Cgroup, s.Spec.Resources)
 			crashpoint.At("runtime.cgroups-made")
 		}
 	})
@@ -227,7 +187,7 @@ func (s *start) prepare(all []hostkernel.Hierarchy) error {
 }
 
 func (s *start) prepareRoot() error {
-	spec := s.spec
+	spec := s.Spec
 	sk, source, err := hostkernel.PlanRoot(spec)
 	if err != nil {
 		return err
@@ -236,29 +196,30 @@ func (s *start) prepareRoot() error {
 		return err
 	}
 	s.skeleton = sk
-	if s.mounts, err = hostkernel.PrepareMounts(spec, sk, source); err != nil {
+	if s.Mounts, err = hostkernel.PrepareMounts(spec, sk, source); err != nil {
 		return err
 	}
-	s.spec.IDs.CommandHostUID, s.spec.IDs.CommandHostGID = s.mounts.Ownership.CommandHostUID, s.mounts.Ownership.CommandHostGID
+	s.Spec.IDs.CommandHostUID, s.Spec.IDs.CommandHostGID = s.Mounts.Ownership.CommandHostUID, s.Mounts.Ownership.CommandHostGID
 	return nil
 }
 
 // run starts the container and waits until receiptd listens.
-func (r *Runtime) run(ctx context.Context, st *start, rec hostkernel.Record) (_ *Sandbox, err error) {
-	spec, rootfs := st.spec, r.rootMount()
+func (r *Runtime) run(ctx context.Context, st *start) (_ Sandbox, err error) {
+	spec, rootfs := st.Spec, r.rootMount()
 	if err := hostkernel.CheckTraversable(rootfs); err != nil {
-		return nil, err
+		return Sandbox{}, err
 	}
-	cfg := containerConfig(spec, rootfs, st.cgroup, func(s *specs.State) error {
+	cfg := containerConfig(spec, rootfs, st.Record.Cgroup, func(s *specs.State) error {
 		limits := hostkernel.Rlimits(hostkernel.HardLimit(unix.RLIMIT_NOFILE, hostkernel.NoFile), hostkernel.HardLimit(unix.RLIMIT_CORE, 0))
 		crashpoint.At("runtime.init-waits")
-		err := errors.Join(hostkernel.LimitInit(spec.IDs, s.Pid, limits), st.mounts.Attach(s.Pid, rootfs))
+		err := errors.Join(hostkernel.LimitInit(spec.IDs, s.Pid, limits), st.Mounts.Attach(s.Pid, rootfs))
 		crashpoint.At("runtime.mounts-attached")
 		return err
 	})
 	cfg.OomScoreAdj = hostkernel.OomScoreAdj(hostkernel.OwnOOMScoreAdj())
-	cfg.Namespaces.Add(configs.NEWUSER, fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), st.userns.Fd()))
-	abort := abortOn(ctx, hostkernel.Tree{Dirs: rec.Identity.Cgroups})
+	cfg.Namespaces.Add(configs.NEWUSER, fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), st.UserNS.Fd()))
+	tree := hostkernel.Tree{Dirs: st.Record.Identity.Cgroups}
+	abort := abortOn(ctx, tree)
 	var process *libcontainer.Process
 	var ready *os.File
 	err = hostkernel.InOwnMounts(func() error {
@@ -271,30 +232,30 @@ func (r *Runtime) run(ctx context.Context, st *start, rec hostkernel.Record) (_ 
 		}
 		crashpoint.At("runtime.container-made")
 		if process, ready, err = startReceiptd(ctx, container, st); err != nil {
-			reapStages(hostkernel.Tree{Dirs: rec.Identity.Cgroups})
+			reapStages(tree)
 		}
 		return err
 	})
 	abort.end()
 	if err != nil {
-		return nil, err
+		return Sandbox{}, err
 	}
 	defer ready.Close()
 	crashpoint.At("runtime.started")
-	rec.Identity.Provenance = hostkernel.Provenance(spec, st.mounts.Programs)
-	sb, err := r.adopt(process, rec, hostkernel.ViewOf(spec, st.slots))
+	st.Record.Identity.Provenance = hostkernel.Provenance(spec, st.Mounts.Programs)
+	sb, err := r.adopt(process, st.Start, hostkernel.ViewOf(spec, st.Slots))
 	if err != nil {
 		// Without a watcher nobody else reaps it. It may have ended by itself already.
 		_ = process.Signal(unix.SIGKILL)
 		_, _ = process.Wait()
-		return nil, fmt.Errorf("%w; receiptd's log ends: %s", err, hostkernel.Tail(hostkernel.LogPath(spec.Dir)))
+		return Sandbox{}, fmt.Errorf("%w; receiptd's log ends: %s", err, hostkernel.Tail(hostkernel.LogPath(spec.Dir)))
 	}
 	crashpoint.At("runtime.adopted")
 	if err := awaitReady(ctx, ready, spec.Dir); err != nil {
-		_ = sb.init.Kill()
-		<-sb.init.Exited()
+		_ = sb.Init.Kill()
+		<-sb.Init.Exited()
 		sb.Close()
-		return nil, err
+		return Sandbox{}, err
 	}
 	return sb, nil
 }
@@ -361,7 +322,7 @@ func startReceiptd(ctx context.Context, container *libcontainer.Container, st *s
 		return nil, nil, fmt.Errorf("opening receiptd's standard input: %w", err)
 	}
 	defer null.Close()
-	log, err := os.OpenFile(hostkernel.LogPath(st.spec.Dir), os.O_WRONLY|os.O_APPEND|os.O_CREATE, 0o600)
+	log, err := os.OpenFile(hostkernel.LogPath(st.Spec.Dir), os.O_WRONLY|os.O_APPEND|os.O_CREATE, 0o600)
 	if err != nil {
 		return nil, nil, fmt.Errorf("opening receiptd's log: %w", err)
 	}
@@ -375,7 +336,7 @@ func startReceiptd(ctx context.Context, container *libcontainer.Container, st *s
 		Args: []string{runtime.BinPath + "/receiptd"}, Cwd: "/", Init: true,
 		// libcontainer adds a HOME of its own when there is none.
 		Env:   []string{"HOME=/"},
-		Stdin: null, Stdout: out, Stderr: log, ExtraFiles: st.slots.Files,
+		Stdin: null, Stdout: out, Stderr: log, ExtraFiles: st.Slots.Files,
 	}
 	if err := container.Run(process); err != nil {
 		ready.Close()
@@ -401,43 +362,17 @@ func awaitReady(ctx context.Context, ready *os.File, dir string) error {
 }
 
 // adopt records the identity of the started container and watches its init.
-func (r *Runtime) adopt(process *libcontainer.Process, rec hostkernel.Record, view *receiptdv1.View) (*Sandbox, error) {
+func (r *Runtime) adopt(process *libcontainer.Process, st *hostkernel.Start, view *receiptdv1.View) (Sandbox, error) {
+	// It is this process's child and not reaped yet: its pid can't have been taken by another.
 	pid, err := process.Pid()
 	if err != nil {
-		return nil, fmt.Errorf("finding receiptd: %w", err)
+		return Sandbox{}, fmt.Errorf("finding receiptd: %w", err)
 	}
-	// It is this process's child and not reaped yet: its pid can't have been taken by another.
-	start, _, err := hostkernel.ProcStat(pid)
-	if err != nil {
-		return nil, fmt.Errorf("finding receiptd: %w", err)
+	if err := r.keeper.Found(st, pid, view); err != nil {
+		return Sandbox{}, err
 	}
-	rec.Identity.Pid, rec.Identity.StartTime, rec.Identity.StartedAt = pid, start, time.Now().UTC()
-	if rec.View, err = protojson.Marshal(view); err != nil {
-		return nil, fmt.Errorf("recording the view: %w", err)
-	}
-	if err := r.records().Write(rec); err != nil {
-		return nil, err
-	}
-	return r.watch(rec, view, func() { _, _ = process.Wait() })
-}
-
-// Load finds a sandbox that an earlier agent started; see runtime.Runtime.
-func (r *Runtime) Load(_ context.Context, id runtime.Identity) (runtime.Sandbox, error) {
-	rec, err := r.records().Loaded(id)
-	if err != nil {
-		return nil, err
-	}
-	view, err := rec.ViewOf()
-	if err != nil {
-		return nil, err
-	}
-	return r.watch(rec, view, func() {})
-}
-
-// List names the sandboxes of which there is anything; see runtime.Runtime. Only those of this state folder: another
-// agent's sandboxes are none of its business.
-func (r *Runtime) List(context.Context) ([]string, error) {
-	return r.records().List()
+	held, err := r.keeper.Hold(st.Record, view, func() { _, _ = process.Wait() })
+	return Sandbox{held}, err
 }
 
 var forwardOnce sync.Once

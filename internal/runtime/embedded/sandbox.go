@@ -2,197 +2,43 @@ package embedded
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net"
-	"os"
-	"path/filepath"
 
-	"google.golang.org/protobuf/proto"
-
-	receiptdv1 "github.com/sandbox-agent/sandbox-agent/api/receiptd/v1"
 	"github.com/sandbox-agent/sandbox-agent/internal/runtime"
-	"github.com/sandbox-agent/sandbox-agent/internal/runtime/crashpoint"
 	"github.com/sandbox-agent/sandbox-agent/internal/runtime/hostkernel"
 )
 
 // Sandbox is a running container.
 type Sandbox struct {
-	r    *Runtime
-	rec  hostkernel.Record
-	view *receiptdv1.View
-	init *hostkernel.Init
-	// stopping lets one Stop run at a time.
-	stopping chan struct{}
+	*hostkernel.Held
 }
 
-var _ runtime.Sandbox = (*Sandbox)(nil)
+var _ runtime.Sandbox = Sandbox{}
 
-// watch watches the recorded init; see hostkernel.WatchInit.
-func (r *Runtime) watch(rec hostkernel.Record, view *receiptdv1.View, reap func()) (*Sandbox, error) {
-	init, err := hostkernel.WatchInit(rec.Identity, reap)
+// Dial connects to receiptd's socket.
+func (s Sandbox) Dial(ctx context.Context) (net.Conn, error) {
+	conn, err := s.DialSocket(ctx, runtime.SocketName)
 	if err != nil {
-		return nil, err
-	}
-	return &Sandbox{r: r, rec: rec, view: view, init: init, stopping: make(chan struct{}, 1)}, nil
-}
-
-// Identity names the container.
-func (s *Sandbox) Identity() runtime.Identity { return s.rec.Identity }
-
-// View is a copy of what receiptd is told.
-func (s *Sandbox) View() *receiptdv1.View { return proto.Clone(s.view).(*receiptdv1.View) }
-
-// Exited is closed when the init has been seen to end, and stays open after Close.
-func (s *Sandbox) Exited() <-chan struct{} { return s.init.Exited() }
-
-// Dial connects to receiptd's socket through a descriptor of its folder: no symlink and no limit on the path's length
-// come in between (unix(7): 107 bytes).
-func (s *Sandbox) Dial(ctx context.Context) (net.Conn, error) {
-	dir, err := os.Open(hostkernel.ControlDir(s.rec.Identity.Dir))
-	if err != nil {
-		return nil, fmt.Errorf("dialling the receiptd of sandbox %s: %w", s.rec.Identity.SandboxID, err)
-	}
-	defer dir.Close()
-	var d net.Dialer
-	conn, err := d.DialContext(ctx, "unix", fmt.Sprintf("/proc/self/fd/%d/%s", dir.Fd(), runtime.SocketName))
-	if err != nil {
-		return nil, fmt.Errorf("dialling the receiptd of sandbox %s: %w", s.rec.Identity.SandboxID, err)
+		return nil, fmt.Errorf("dialling the receiptd of sandbox %s: %w", s.Record.Identity.SandboxID, err)
 	}
 	return conn, nil
 }
 
-// Close lets go of the sandbox without stopping it.
-func (s *Sandbox) Close() error { return s.init.Close() }
-
-// Stop kills everything of the sandbox and answers once it is gone; see runtime.Sandbox.
-func (s *Sandbox) Stop(ctx context.Context) (runtime.Evidence, error) {
-	if err := s.lock(ctx); err != nil {
-		return runtime.Evidence{}, err
+// Load finds a sandbox that an earlier agent started; see runtime.Runtime.
+func (r *Runtime) Load(_ context.Context, id runtime.Identity) (runtime.Sandbox, error) {
+	held, err := r.keeper.Load(id)
+	if err != nil {
+		return nil, err
 	}
-	defer func() { <-s.stopping }()
-	ev := hostkernel.NewEvidence(s.rec.Identity)
-	if err := s.end(ctx, ev); err != nil {
-		return ev.Evidence, err
-	}
-	if err := s.r.sweep(ctx, s.rec, ev); err != nil {
-		return ev.Evidence, err
-	}
-	return ev.Completed(), s.Close()
-}
-
-// lock waits for another Stop to return. Without one it never fails: also a context that has ended gets its try.
-func (s *Sandbox) lock(ctx context.Context) error {
-	select {
-	case s.stopping <- struct{}{}:
-		return nil
-	default:
-	}
-	select {
-	case s.stopping <- struct{}{}:
-		return nil
-	case <-ctx.Done():
-		return fmt.Errorf("stopping sandbox %s: %w: it is being stopped already: %w", s.rec.Identity.SandboxID, runtime.ErrNoEvidence, ctx.Err())
-	}
-}
-
-// end kills the init and waits for its pidfd.
-func (s *Sandbox) end(ctx context.Context, ev *hostkernel.Evidence) error {
-	id := s.rec.Identity
-	select {
-	case <-s.init.Exited():
-	default:
-		if err := s.init.Kill(); err != nil {
-			return fmt.Errorf("stopping sandbox %s: killing process %d: %w: %w", id.SandboxID, id.Pid, runtime.ErrNoEvidence, err)
-		}
-	}
-	select {
-	case <-s.init.Exited():
-	case <-ctx.Done():
-		return fmt.Errorf("stopping sandbox %s: %w: process %d has been killed and has not ended (%s): %w",
-			id.SandboxID, runtime.ErrNoEvidence, id.Pid, hostkernel.States(hostkernel.Tree{Dirs: id.Cgroups}.Pids()), ctx.Err())
-	}
-	crashpoint.At("runtime.ended")
-	ev.Add("pidfd", "process %d, start time %d, has ended, and its PID namespace with it", id.Pid, id.StartTime)
-	return nil
+	return Sandbox{held}, nil
 }
 
 // Remove ends whatever is left of a sandbox; see runtime.Runtime.
 func (r *Runtime) Remove(ctx context.Context, id runtime.Identity) (runtime.Evidence, error) {
-	if err := hostkernel.CheckSandboxID(id.SandboxID); err != nil {
-		return runtime.Evidence{}, err
-	}
-	rec, err := r.remains(id)
-	if err != nil {
-		return runtime.Evidence{}, err
-	}
-	if dir := rec.Identity.Dir; dir != "" && (!filepath.IsAbs(dir) || filepath.Base(dir) != id.SandboxID) {
-		return runtime.Evidence{}, fmt.Errorf("removing sandbox %s: %w: the folder %q is not that of this sandbox", id.SandboxID, runtime.ErrNoEvidence, dir)
-	}
-	ev := hostkernel.NewEvidence(rec.Identity)
-	boot, err := hostkernel.BootID()
-	if err != nil {
-		return ev.Evidence, err
-	}
-	if rec.Identity.BootID != "" && rec.Identity.BootID != boot {
-		ev.Add("boot_id", "the node has been rebooted since: %s, now %s", rec.Identity.BootID, boot)
-	} else if rec.Identity.Pid != 0 {
-		if err := r.endLoaded(ctx, rec, ev); err != nil {
-			return ev.Evidence, err
-		}
-	}
-	if err := r.sweep(ctx, rec, ev); err != nil {
-		return ev.Evidence, err
-	}
-	return ev.Completed(), nil
+	return r.keeper.Remove(ctx, id)
 }
 
-// remains puts together what is known of a sandbox: the caller's record of it, and the runtime's own where the start
-// was cut short before the caller learnt the rest.
-func (r *Runtime) remains(id runtime.Identity) (hostkernel.Record, error) {
-	rec, err := r.records().Read(id.SandboxID)
-	if err != nil && !errors.Is(err, os.ErrNotExist) {
-		r.log.Warn("the record of a sandbox can't be read; sweeping by its id", "sandbox", id.SandboxID, "error", err)
-	}
-	if err != nil {
-		rec = hostkernel.Record{Identity: id}
-	}
-	return rec, rec.Complete(id, r.opts.Name, r.cgroup(id.SandboxID))
-}
-
-// endLoaded ends the init of a sandbox that nobody watches.
-func (r *Runtime) endLoaded(ctx context.Context, rec hostkernel.Record, ev *hostkernel.Evidence) error {
-	s, err := r.watch(rec, nil, func() {})
-	if errors.Is(err, runtime.ErrNotFound) {
-		ev.Add("pidfd", "%s", err)
-		return nil
-	}
-	if err != nil {
-		return fmt.Errorf("%w: %w", runtime.ErrNoEvidence, err)
-	}
-	defer s.Close()
-	return s.end(ctx, ev)
-}
-
-// sweep empties and removes the sandbox's cgroups, then everything that is kept of it on disk, the runtime's record
-// last: as long as there is anything, List names it.
-func (r *Runtime) sweep(ctx context.Context, rec hostkernel.Record, ev *hostkernel.Evidence) error {
-	id := rec.Identity
-	t := hostkernel.Tree{Dirs: id.Cgroups}
-	if err := t.Remove(ctx); err != nil {
-		return fmt.Errorf("removing sandbox %s: %w: %s: %w", id.SandboxID, runtime.ErrNoEvidence, hostkernel.States(t.Pids()), err)
-	}
-	crashpoint.At("runtime.cgroups-removed")
-	ev.Add("cgroup_empty", "no cgroup of it is left in %d hierarchies", len(id.Cgroups))
-	for _, path := range append([]string{filepath.Join(r.containersDir(), id.SandboxID), id.Dir}, r.records().Files(id.SandboxID)...) {
-		if path == "" {
-			continue
-		}
-		if err := os.RemoveAll(path); err != nil {
-			return fmt.Errorf("removing sandbox %s: %w: %w", id.SandboxID, runtime.ErrNoEvidence, err)
-		}
-		crashpoint.At("runtime.part-removed")
-	}
-	ev.Add("deleted", "its container, its folder and its record are removed")
-	return nil
-}
+// List names the sandboxes of which there is anything; see runtime.Runtime. Only those of this state folder: another
+// agent's sandboxes are none of its business.
+func (r *Runtime) List(context.Context) ([]string, error) { return r.keeper.Records.List() }
