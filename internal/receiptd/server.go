@@ -114,7 +114,12 @@ func (c *connection) serve(ctx context.Context, nc net.Conn) error {
 	c.server.mu.Unlock()
 	one := &oneConn{conn: nc, closed: make(chan struct{})}
 	one.onClose = func() { c.server.forget(c) }
-	go func() { _ = rpc.Serve(ctx, one) }()
+	go func() {
+		_ = rpc.Serve(ctx, one)
+		// A newer Init may have come before it had begun to serve: then it did not take the connection, nor closed it.
+		_ = nc.Close()
+		c.server.forget(c)
+	}()
 	return nil
 }
 

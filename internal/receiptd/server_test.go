@@ -38,6 +38,9 @@ func TestMain(m *testing.M) {
 	if dir := os.Getenv(serverEnv); dir != "" {
 		serveForTest(dir)
 	}
+	if socket := os.Getenv(attachEnv); socket != "" {
+		attachForTest(socket)
+	}
 	code := m.Run()
 	testkit.CleanBinaries()
 	os.Exit(code)
@@ -388,6 +391,20 @@ func TestP6AnOlderConnectionNeverStartsAnything(t *testing.T) {
 	other.Identity.Generation = 4
 	_, err = s.dial().Init(context.Background(), other)
 	require.Equal(t, codes.FailedPrecondition, status.Code(err), "another sandbox's agent")
+}
+
+// Also those that receiptd has accepted a moment ago, and does not serve yet.
+func TestP6ANewerInitClosesEveryConnectionThatCameBeforeIt(t *testing.T) {
+	s := startSandbox(t)
+	for epoch := uint64(2); epoch < 60; epoch++ {
+		before, err := net.Dial("unix", filepath.Join(s.dir, "socket"))
+		require.NoError(t, err)
+		s.attach(epoch)
+		require.NoError(t, before.SetDeadline(time.Now().Add(30*time.Second)))
+		_, err = before.Read(make([]byte, 1))
+		require.ErrorIs(t, err, io.EOF)
+		require.NoError(t, before.Close())
+	}
 }
 
 // processes are those of the sandbox with this argument 0.

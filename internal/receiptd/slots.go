@@ -19,7 +19,7 @@ func openSlots(slots []*receiptdv1.CgroupSlot, descriptor descriptors) ([]*nsexe
 	for _, s := range slots {
 		slot := &nsexec.Slot{Name: s.GetName()}
 		for _, fd := range s.GetJoinFds() {
-			f, err := descriptor(fd, s.GetName())
+			f, err := ofCgroup(descriptor, fd, s.GetName())
 			if err != nil {
 				return nil, err
 			}
@@ -32,7 +32,7 @@ func openSlots(slots []*receiptdv1.CgroupSlot, descriptor descriptors) ([]*nsexe
 			fd int32
 			to **os.File
 		}{{s.GetProcsFd(), &slot.Procs}, {s.GetOomFd(), &slot.OOM}, {s.GetPeakFd(), &slot.Peak}} {
-			f, err := descriptor(x.fd, s.GetName())
+			f, err := ofCgroup(descriptor, x.fd, s.GetName())
 			if err != nil {
 				return nil, err
 			}
@@ -41,6 +41,23 @@ func openSlots(slots []*receiptdv1.CgroupSlot, descriptor descriptors) ([]*nsexe
 		out = append(out, slot)
 	}
 	return out, nil
+}
+
+// ofCgroup takes nothing but a file of a cgroup: what is written to join it succeeds on any other file too, and then the
+// command has no limits.
+func ofCgroup(descriptor descriptors, fd int32, name string) (*os.File, error) {
+	f, err := descriptor(fd, name)
+	if f == nil || err != nil {
+		return nil, err
+	}
+	var st unix.Statfs_t
+	if err := unix.Fstatfs(int(f.Fd()), &st); err != nil {
+		return nil, fmt.Errorf("cgroup %s: descriptor %d: fstatfs: %w", name, fd, err)
+	}
+	if st.Type != unix.CGROUP_SUPER_MAGIC && st.Type != unix.CGROUP2_SUPER_MAGIC {
+		return nil, fmt.Errorf("cgroup %s: descriptor %d is no file of a cgroup (file system %#x)", name, fd, st.Type)
+	}
+	return f, nil
 }
 
 // inherited is nil for -1. A descriptor that is not open is an error: a limit that is believed to hold, and doesn't,
