@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net"
+	"os"
 	"time"
 
 	receiptdv1 "github.com/sandbox-agent/sandbox-agent/api/receiptd/v1"
@@ -98,8 +99,13 @@ type Spec struct {
 	IDs       IDs
 	Workspace mounts.Plan
 	Resources Resources
-	// Network is "none".
+	// Network is the sandbox's network mode; "none": a loopback interface and nothing else.
 	Network string
+	// Connect connects the sandbox's new network namespace, of a mode that isn't "none". The runtime makes the namespace so
+	// that the sandbox's user namespace, if there is one, owns it, calls Connect once while nothing runs in it, and has the
+	// sandbox join it at the path that Connect answers. It never undoes that: the caller of Create does, once the sandbox is
+	// gone.
+	Connect func(ctx context.Context, netns *os.File) (Connection, error) `json:"-"`
 	// Grants are mounted read-only at GrantsPath. Their contents are secret: they are held in memory, and neither written
 	// to a disk nor logged.
 	Grants []Grant
@@ -112,6 +118,14 @@ type Spec struct {
 	// ReceiptdSHA256 and Pid1SHA256 are what these are to be, lower-case hex: Create fails with ErrSwapped when what it
 	// mounts is something else. Empty: whatever is there.
 	ReceiptdSHA256, Pid1SHA256 string
+}
+
+// Connection is how a connected network namespace is used.
+type Connection struct {
+	// Path is where it is found, also by other programs of the node, for as long as the sandbox lives.
+	Path string
+	// ResolvConf is the content of the sandbox's /etc/resolv.conf.
+	ResolvConf string
 }
 
 // Grant is a folder of files below GrantsPath.

@@ -49,6 +49,14 @@ func containerConfig(spec runtime.Spec, rootfs, cgroup string, hook func(*specs.
 	}
 }
 
+// joinNetwork has the container join the network namespace at path, which is set up already. Empty: it gets a new one.
+func joinNetwork(cfg *configs.Config, path string) {
+	if path != "" {
+		cfg.Namespaces.Add(configs.NEWNET, path)
+		cfg.Networks = nil
+	}
+}
+
 // idMap is that of hostkernel in libcontainer's words.
 func idMap(base, size, id, own uint32) (out []configs.IDMap) {
 	for _, m := range hostkernel.IDMap(base, size, id, own) {

@@ -128,10 +128,6 @@ func (r *Runtime) Create(ctx context.Context, spec runtime.Spec) (runtime.Sandbo
 	if err := r.keeper.Admit(spec); err != nil {
 		return nil, err
 	}
-	if spec.Network != "none" {
-		return nil, fmt.Errorf("starting sandbox %s: %w: the embedded runtime has the network mode \"none\" only, not %q",
-			spec.SandboxID, runtime.ErrUnavailable, spec.Network)
-	}
 	var sb Sandbox
 	err := r.keeper.Begin(ctx, spec, func(st *hostkernel.Start) (err error) {
 		sb, err = r.start(ctx, &start{Start: st})
@@ -154,7 +150,7 @@ type start struct {
 
 func (r *Runtime) start(ctx context.Context, st *start) (Sandbox, error) {
 	defer hostkernel.KeepWarm(st.Hierarchies)()
-	if err := st.prepare(); err != nil {
+	if err := st.prepare(ctx); err != nil {
 		return Sandbox{}, err
 	}
 	crashpoint.At("runtime.prepared")
@@ -166,13 +162,14 @@ func (r *Runtime) start(ctx context.Context, st *start) (Sandbox, error) {
 
 // prepare makes everything that a container needs, in parallel: the bind mounts and the user namespace on one side, the
 // cgroups on the other, and the first cgroup migration of a while, which waits for an RCU grace period (about 16 ms).
-func (s *start) prepare() error {
+func (s *start) prepare(ctx context.Context) error {
 	var wg sync.WaitGroup
 	var mountErr, cgroupErr error
 	wg.Go(func() {
 		if mountErr = s.prepareRoot(); mountErr == nil {
 			crashpoint.At("runtime.mounts-made")
-			s.UserNS, mountErr = hostkernel.OwnUserNamespace(s.Spec.IDs, s.Spec.Pid1) // the mounts decide which host id a command gets
+			mountErr = s.Isolate(ctx) // the mounts decide which host id a command gets
+			s.skeleton.Resolve(s.Network.ResolvConf)
 		}
 	})
 	wg.Go(func() {
@@ -217,6 +214,7 @@ func (r *Runtime) run(ctx context.Context, st *start) (_ Sandbox, err error) {
 		return err
 	})
 	cfg.OomScoreAdj = hostkernel.OomScoreAdj(hostkernel.OwnOOMScoreAdj())
+	joinNetwork(cfg, st.Network.Path)
 	cfg.Namespaces.Add(configs.NEWUSER, fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), st.UserNS.Fd()))
 	tree := hostkernel.Tree{Dirs: st.Record.Identity.Cgroups}
 	abort := abortOn(ctx, tree)

@@ -47,6 +47,8 @@ type Start struct {
 	Mounts      *BindMounts
 	Slots       *Slots
 	UserNS      *os.File
+	// Network is set by Isolate when the spec has a network.
+	Network runtime.Connection
 }
 
 func (s *Start) Close() {

@@ -88,7 +88,7 @@ func own(ids runtime.IDs) []file {
 		{"/etc/nsswitch.conf", "passwd: files\ngroup: files\nshadow: files\nhosts: files dns\nservices: files\nprotocols: files\n"},
 		{"/etc/passwd", fmt.Sprintf("root:x:0:0:root:/:/usr/sbin/nologin\nsandbox:x:%d:%d:sandbox:%s:/bin/bash\nnobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin\n",
 			ids.CommandUID, ids.CommandGID, runtime.HomePath)},
-		{"/etc/resolv.conf", ""},
+		{resolvConf, ""},
 	}
 }
 

@@ -90,6 +90,26 @@ func PlanRoot(spec runtime.Spec) (Skeleton, string, error) {
 	return s, spec.Rootfs, nil
 }
 
+// resolvConf is the one file of a skeleton that can only be known once the sandbox is connected.
+const resolvConf = "/etc/resolv.conf"
+
+// Resolve gives the skeleton its /etc/resolv.conf.
+func (s *Skeleton) Resolve(content string) {
+	for i := range s.files {
+		if s.files[i].path == resolvConf {
+			s.files[i].content = content
+		}
+	}
+}
+
+// WriteResolvConf gives a skeleton on disk its /etc/resolv.conf.
+func WriteResolvConf(root, content string) error {
+	if err := os.WriteFile(filepath.Join(root, resolvConf), []byte(content), 0o644); err != nil {
+		return fmt.Errorf("making the root file system: %w", err)
+	}
+	return nil
+}
+
 // InOwnMounts runs f on a thread whose mount namespace is its own: what f mounts, nobody else sees, and what f starts
 // takes a copy along. Thread and namespace end with it.
 func InOwnMounts(f func() error) error {

@@ -19,6 +19,9 @@ func CheckSpec(spec runtime.Spec) error {
 	if err := CheckIDs(spec.IDs); err != nil {
 		return fmt.Errorf("starting sandbox %s: %w", spec.SandboxID, err)
 	}
+	if (spec.Network != "none") != (spec.Connect != nil) {
+		return fmt.Errorf("starting sandbox %s: %w: this agent can't connect a sandbox with the network mode %q", spec.SandboxID, runtime.ErrUnavailable, spec.Network)
+	}
 	for name, path := range map[string]string{"folder": spec.Dir, "receipts folder": spec.ReceiptsDir, "receiptd": spec.Receiptd, "pid1": spec.Pid1} {
 		if !filepath.IsAbs(path) {
 			return fmt.Errorf("starting sandbox %s: %w: the path of its %s, %q, is not absolute", spec.SandboxID, runtime.ErrUnavailable, name, path)

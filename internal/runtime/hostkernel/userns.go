@@ -1,6 +1,7 @@
 package hostkernel
 
 import (
+	"context"
 	"fmt"
 	"os"
 	goruntime "runtime"
@@ -13,27 +14,68 @@ import (
 	"github.com/sandbox-agent/sandbox-agent/internal/runtime"
 )
 
-// OwnUserNamespace makes the user namespace of a container, as the container's own root.
+// OwnNamespaces makes the user namespace of a container, as the container's own root, and, if asked to, a network namespace
+// that it owns. Whoever has CAP_NET_ADMIN in that user namespace has it in this network namespace (network_namespaces(7)).
 //
 // What the kernel counts for each user (inotify instances and watches, pending signals, message queues, namespaces) it
 // counts in every user namespace up to the node's own, there for whoever created the namespace (create_user_ns and
 // inc_ucount, kernel/ucount.c). Made by root, one command would use up what root's daemons have left on the whole node:
 // 128 inotify instances. Made with an id that is the sandbox's alone, it uses up its own.
-func OwnUserNamespace(ids runtime.IDs, pid1 string) (*os.File, error) {
+func OwnNamespaces(ids runtime.IDs, pid1 string, withNetwork bool) (user, network *os.File, err error) {
 	exe, err := os.OpenFile(pid1, unix.O_PATH, 0)
 	if err != nil {
-		return nil, fmt.Errorf("making the container's user namespace: %w", err)
+		return nil, nil, fmt.Errorf("making the container's user namespace: %w", err)
 	}
 	defer exe.Close()
-	var ns *os.File
 	err = asContainersRoot(ids, func() (err error) {
-		ns, err = makeUserNamespace(ids, exe)
+		user, network, err = makeNamespaces(ids, exe, withNetwork)
 		return err
 	})
 	if err != nil {
-		return nil, fmt.Errorf("making the container's user namespace: %w", err)
+		return nil, nil, fmt.Errorf("making the container's user namespace: %w", err)
 	}
-	return ns, nil
+	return user, network, nil
+}
+
+// OwnUserNamespace is OwnNamespaces without a network.
+func OwnUserNamespace(ids runtime.IDs, pid1 string) (*os.File, error) {
+	user, _, err := OwnNamespaces(ids, pid1, false)
+	return user, err
+}
+
+// NewNetwork makes a network namespace that the node's user namespace owns, for sandboxes that have none of their own.
+func NewNetwork() (*os.File, error) {
+	type made struct {
+		ns  *os.File
+		err error
+	}
+	c := make(chan made, 1)
+	go func() {
+		goruntime.LockOSThread() // never unlocked: the thread ends with the goroutine
+		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+			c <- made{nil, fmt.Errorf("making a network namespace: %w", os.NewSyscallError("unshare", err))}
+			return
+		}
+		ns, err := os.Open("/proc/thread-self/ns/net")
+		c <- made{ns, err}
+	}()
+	m := <-c
+	return m.ns, m.err
+}
+
+// Isolate makes a start's user namespace and, where it has a network, its network namespace, connected.
+func (s *Start) Isolate(ctx context.Context) error {
+	user, network, err := OwnNamespaces(s.Spec.IDs, s.Spec.Pid1, s.Spec.Connect != nil)
+	if err != nil {
+		return err
+	}
+	s.UserNS = user
+	if network == nil {
+		return nil
+	}
+	defer network.Close()
+	s.Network, err = s.Spec.Connect(ctx, network)
+	return err
 }
 
 // LimitInit sets the rlimits of the container's init. Another process's are its user namespace's to change, and the
@@ -64,13 +106,18 @@ func asContainersRoot(ids runtime.IDs, f func() error) error {
 	return <-c
 }
 
-// makeUserNamespace starts a process that never runs: it stops, traced, at the exec of pid1, which everybody can
-// execute. A user namespace has no other handle than a process in it (user_namespaces(7)).
-func makeUserNamespace(ids runtime.IDs, exe *os.File) (*os.File, error) {
+// makeNamespaces starts a process that never runs: it stops, traced, at the exec of pid1, which everybody can execute. A
+// user namespace has no other handle than a process in it (user_namespaces(7)), and a multithreaded process can't enter one
+// to make a network namespace there (setns(2)).
+func makeNamespaces(ids runtime.IDs, exe *os.File, withNetwork bool) (user, network *os.File, err error) {
+	flags := uintptr(unix.CLONE_NEWUSER)
+	if withNetwork {
+		flags |= unix.CLONE_NEWNET
+	}
 	p, err := os.StartProcess("/proc/self/fd/3", []string{"userns"}, &os.ProcAttr{
 		Env: []string{}, Files: []*os.File{nil, nil, nil, exe},
 		Sys: &syscall.SysProcAttr{
-			Cloneflags:  unix.CLONE_NEWUSER,
+			Cloneflags:  flags,
 			UidMappings: sysIDMap(IDMap(ids.HostBase, ids.Size, ids.CommandUID, ids.CommandHostUID)),
 			GidMappings: sysIDMap(IDMap(ids.HostBase, ids.Size, ids.CommandGID, ids.CommandHostGID)),
 			// The gids are root's to map, so groups may be set inside.
@@ -80,13 +127,20 @@ func makeUserNamespace(ids runtime.IDs, exe *os.File) (*os.File, error) {
 		},
 	})
 	if err != nil {
-		return nil, fmt.Errorf("%w (sysctl user.max_user_namespaces, kernel option CONFIG_USER_NS)", err)
+		return nil, nil, fmt.Errorf("%w (sysctl user.max_user_namespaces, kernel option CONFIG_USER_NS)", err)
 	}
 	defer func() {
 		_ = p.Kill()
 		_, _ = p.Wait()
 	}()
-	return os.Open(fmt.Sprintf("/proc/%d/ns/user", p.Pid))
+	if user, err = os.Open(fmt.Sprintf("/proc/%d/ns/user", p.Pid)); err != nil || !withNetwork {
+		return user, nil, err
+	}
+	if network, err = os.Open(fmt.Sprintf("/proc/%d/ns/net", p.Pid)); err != nil {
+		user.Close()
+		return nil, nil, err
+	}
+	return user, network, nil
 }
 
 func sysIDMap(m []specs.LinuxIDMapping) (out []syscall.SysProcIDMap) {

@@ -1,0 +1,158 @@
+package listeners
+
+import "net/netip"
+
+// Family is an address family, or none in particular.
+type Family int
+
+// Families.
+const (
+	AnyFamily Family = iota
+	IPv4
+	IPv6
+)
+
+// FamilyOf is the family of an address.
+func FamilyOf(a netip.Addr) Family {
+	if a.Unmap().Is4() {
+		return IPv4
+	}
+	return IPv6
+}
+
+// Protocols as IP headers number them.
+const (
+	TCP    = 6
+	UDP    = 17
+	ICMP   = 1
+	ICMPv6 = 58
+)
+
+// Action is what becomes of a packet that a rule matches.
+type Action int
+
+const (
+	// Admit ends the search: the packet goes on.
+	Admit Action = iota + 1
+	// Refuse answers and drops: TCP with a reset, all else with ICMP's "administratively prohibited".
+	Refuse
+	// Drop says nothing: for what no ordinary program sends.
+	Drop
+)
+
+func (a Action) String() string {
+	return map[Action]string{Admit: "admit", Refuse: "refuse", Drop: "drop"}[a]
+}
+
+// Rule matches a packet that fulfils each condition that is set; the first rule that matches decides. A condition that is
+// not set holds for every packet.
+type Rule struct {
+	// Why is what the rule is for, in a few words: it is written beside it into the kernel, and counted under it.
+	Why    string
+	Family Family
+	// NotIP: neither IPv4 nor IPv6. ARP counts as neither.
+	NotIP, ARP bool
+	// Protocols is one of these.
+	Protocols []uint8
+	// NotProtocols: none of these.
+	NotProtocols []uint8
+	// Fragment: a part of a datagram.
+	Fragment bool
+	// ICMPTypes is one of these types of ICMPv6.
+	ICMPTypes []uint8
+	// Ports: the destination's port is one of these. Protocols says of what.
+	Ports []uint16
+	// To: the destination is in one of these.
+	To []netip.Prefix
+	// NotFrom: the source is none of these; with Family set and none named, every source.
+	NotFrom []netip.Addr
+	Foreign bool
+	// NotUnicast: the destination is the node itself, a broadcast, multicast or anycast address, or nothing that the node
+	// has a route to, as the node's own routing tables say.
+	NotUnicast bool
+	// ToSandbox: the destination is another sandbox's.
+	ToSandbox bool
+	Action    Action
+}
+
+// neighbours are the types of ICMPv6 without which there is no IPv6: router and neighbour solicitation, neighbour
+// advertisement, multicast listener reports (RFC 4861, 2710, 3810). Not router advertisements and redirects, with which a
+// guest could become the node's router.
+var neighbours = []uint8{131, 132, 133, 135, 136, 143}
+
+// Ingress are the rules for what a sandbox with these addresses sends, as it leaves the sandbox.
+func (l List) Ingress(own []netip.Addr) []Rule {
+	rules := []Rule{
+		{Why: "address resolution", ARP: true, Action: Admit},
+		{Why: "neither IPv4 nor IPv6", NotIP: true, Action: Drop},
+		{Why: "neighbour discovery", Family: IPv6, Protocols: []uint8{ICMPv6}, ICMPTypes: neighbours, Action: Admit},
+		// The rules that follow, and the routed ones, know a sandbox by its address.
+		{Why: "a source that is not the sandbox's", Family: IPv4, Foreign: true, NotFrom: addrs(own, IPv4), Action: Drop},
+		{Why: "a source that is not the sandbox's", Family: IPv6, Foreign: true, NotFrom: addrs(own, IPv6), Action: Drop},
+		// A first fragment can end before the port, and be put together behind these rules. No sender of TCP makes
+		// fragments, and of IPv6 only large datagrams are cut.
+		{Why: "a fragment", Family: IPv4, Protocols: []uint8{TCP}, Fragment: true, Action: Drop},
+		{Why: "a fragment", Family: IPv6, Fragment: true, Action: Drop},
+		{Why: "a protocol that is neither TCP, UDP nor ICMP", NotProtocols: []uint8{TCP, UDP, ICMP, ICMPv6}, Action: Refuse},
+	}
+	rules = append(rules, l.nameservers()...)
+	rules = append(rules, Rule{Why: "an address of the node, or none that a packet could be routed to", NotUnicast: true, Action: Refuse})
+	return append(rules, l.closed()...)
+}
+
+// Forwarded are the rules for what comes from a sandbox and is about to be forwarded.
+func (l List) Forwarded() []Rule { return append(l.nameservers(), l.closed()...) }
+
+// Local are the rules for what comes from a sandbox and is about to be taken in by the node.
+func (l List) Local() []Rule {
+	rules := append([]Rule{{Why: "neighbour discovery", Family: IPv6, Protocols: []uint8{ICMPv6}, ICMPTypes: neighbours, Action: Admit}}, l.nameservers()...)
+	return append(rules, Rule{Why: "the node itself", Action: Refuse})
+}
+
+func (l List) nameservers() []Rule {
+	var rules []Rule
+	for _, family := range []Family{IPv4, IPv6} {
+		if of := addrs(l.Nameservers, family); len(of) > 0 {
+			rules = append(rules, Rule{Why: "a nameserver", Family: family, Protocols: []uint8{TCP, UDP}, Ports: []uint16{53}, To: hosts(of), Action: Admit})
+		}
+	}
+	return rules
+}
+
+// closed are the destinations that are refused wherever they are.
+func (l List) closed() []Rule {
+	var rules []Rule
+	for _, family := range []Family{IPv4, IPv6} {
+		var of []netip.Prefix
+		for _, p := range Management {
+			if p.Addr().Is4() == (family == IPv4) {
+				of = append(of, p)
+			}
+		}
+		rules = append(rules, Rule{Why: "metadata, link-local and loopback", Family: family, To: of, Action: Refuse},
+			Rule{Why: "another sandbox", Family: family, ToSandbox: true, Action: Refuse})
+	}
+	rules = append(rules, Rule{Why: "a management port", Protocols: []uint8{TCP}, Ports: l.tcpPorts(), Action: Refuse})
+	if ports := l.udpPorts(); len(ports) > 0 {
+		rules = append(rules, Rule{Why: "a management port", Protocols: []uint8{UDP}, Ports: ports, Action: Refuse})
+	}
+	return rules
+}
+
+func addrs(all []netip.Addr, family Family) []netip.Addr {
+	var out []netip.Addr
+	for _, a := range all {
+		if FamilyOf(a) == family {
+			out = append(out, a.Unmap())
+		}
+	}
+	return out
+}
+
+func hosts(all []netip.Addr) []netip.Prefix {
+	var out []netip.Prefix
+	for _, a := range all {
+		out = append(out, netip.PrefixFrom(a, a.BitLen()))
+	}
+	return out
+}
