@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sandbox-agent/sandbox-agent/internal/runtime"
+	"github.com/sandbox-agent/sandbox-agent/internal/runtime/crashpoint"
 	"github.com/sandbox-agent/sandbox-agent/internal/runtime/hostkernel"
 )
 
@@ -43,6 +44,7 @@ func (r *Runtime) viewImage(ctx context.Context, spec runtime.Spec) (image, erro
 	if err := r.lease(ctx, spec); err != nil {
 		return fail("making the lease of", err)
 	}
+	crashpoint.At("containerd.image-leased")
 	ctx = leases.WithLease(ctx, spec.SandboxID)
 	// It does nothing where that is done; the lease keeps what it makes.
 	if err := img.Unpack(ctx, r.opts.Snapshotter); err != nil {
@@ -58,6 +60,7 @@ func (r *Runtime) viewImage(ctx context.Context, spec runtime.Spec) (image, erro
 	if err != nil {
 		return fail("making a view of", err)
 	}
+	crashpoint.At("containerd.image-viewed")
 	return image{digest: img.Target().Digest.String(), mounts: ms}, nil
 }
 

@@ -1,18 +1,9 @@
 package containerd
 
 import (
-	"archive/tar"
-	"bytes"
 	"context"
-	"crypto/sha256"
 	"encoding/hex"
-	"encoding/json"
-	"fmt"
-	"os"
-	"os/exec"
 	"path"
-	"path/filepath"
-	"regexp"
 	"sync"
 	"testing"
 	"time"
@@ -23,70 +14,12 @@ import (
 
 	"github.com/sandbox-agent/sandbox-agent/internal/runtime"
 	"github.com/sandbox-agent/sandbox-agent/internal/testkit"
+	"github.com/sandbox-agent/sandbox-agent/internal/testkit/containerd"
 )
-
-// layer is a tar archive of some of the node's programs and the libraries that they name, and of one file of its own.
-func layer(t *testing.T, programs ...string) []byte {
-	t.Helper()
-	files := map[string][]byte{"etc/of-the-image": []byte("image\n")}
-	add := func(p string) {
-		b, err := os.ReadFile(p)
-		require.NoError(t, err)
-		files[p[1:]] = b
-	}
-	for _, name := range programs {
-		p, err := exec.LookPath(name)
-		require.NoError(t, err)
-		real, err := filepath.EvalSymlinks(p)
-		require.NoError(t, err)
-		b, err := os.ReadFile(real)
-		require.NoError(t, err)
-		files["bin/"+name] = b
-		out, err := exec.Command("ldd", p).Output()
-		require.NoError(t, err)
-		for _, lib := range regexp.MustCompile(`/\S+`).FindAllString(string(out), -1) {
-			add(lib)
-		}
-	}
-	return archive(t, files)
-}
-
-func archive(t *testing.T, files map[string][]byte) []byte {
-	t.Helper()
-	var buf bytes.Buffer
-	w := tar.NewWriter(&buf)
-	for name, content := range files {
-		require.NoError(t, w.WriteHeader(&tar.Header{Name: name, Mode: 0o755, Size: int64(len(content)), Typeflag: tar.TypeReg}))
-		_, err := w.Write(content)
-		require.NoError(t, err)
-	}
-	require.NoError(t, w.Close())
-	return buf.Bytes()
-}
-
-// importImage gives containerd an image of one layer and answers with its digest.
-func (h *host) importImage(t *testing.T, name string, layer []byte) string {
-	t.Helper()
-	sum := sha256.Sum256(layer)
-	config, err := json.Marshal(map[string]any{
-		"architecture": "amd64", "os": "linux", "config": map[string]any{},
-		"rootfs": map[string]any{"type": "layers", "diff_ids": []string{"sha256:" + hex.EncodeToString(sum[:])}},
-	})
-	require.NoError(t, err)
-	manifest := fmt.Sprintf(`[{"Config":"config.json","RepoTags":[%q],"Layers":["layer.tar"]}]`, name)
-	c := h.d.Client()
-	defer c.Close()
-	imported, err := c.Import(bound(t), bytes.NewReader(archive(t, map[string][]byte{
-		"manifest.json": []byte(manifest), "config.json": config, "layer.tar": layer,
-	})))
-	require.NoError(t, err)
-	require.Len(t, imported, 1)
-	return imported[0].Target.Digest.String()
-}
 
 func TestAnImageServesAsRootFileSystemByItsDigest(t *testing.T) {
 	h := newHost(t, Socket)
-	digest := h.importImage(t, "localhost/tools:1", layer(t, "bash", "cat", "ls", "id"))
+	digest := h.d.Import(t, "localhost/tools:1", containerd.Layer(t, "bash", "cat", "ls", "id"))
 	spec := h.spec(0)
 	spec.Rootfs = "localhost/tools@" + digest
 	s := h.create(spec)
@@ -118,7 +51,7 @@ func TestP14AnImageThatCantServeIsAClearError(t *testing.T) {
 	require.ErrorIs(t, err, runtime.ErrUnavailable)
 	require.ErrorContains(t, err, "ctr -n sandbox-agent images pull "+spec.Rootfs)
 
-	digest := h.importImage(t, "localhost/empty:1", archive(t, nil))
+	digest := h.d.Import(t, "localhost/empty:1", containerd.Archive(t, nil))
 	spec = h.spec(1)
 	spec.Rootfs = "localhost/empty@" + digest
 	_, err = h.r.Create(bound(t), spec)
@@ -131,7 +64,7 @@ func TestP14AnImageThatCantServeIsAClearError(t *testing.T) {
 
 func TestP5AContainerdWithoutTheSnapshotterEndsSandboxesWithEvidence(t *testing.T) {
 	h := newHost(t, Socket)
-	digest := h.importImage(t, "localhost/tools:1", layer(t, "bash"))
+	digest := h.d.Import(t, "localhost/tools:1", containerd.Layer(t, "bash"))
 	h.use(func(o *Options) { o.Snapshotter = "absent" })
 	err := h.r.client.SnapshotService("absent").Remove(bound(t), newID(t))
 	require.True(t, errdefs.IsInvalidArgument(err), "containerd does not say that there is no such snapshot: %v", err)
@@ -152,7 +85,7 @@ func TestP5AContainerdWithoutTheSnapshotterEndsSandboxesWithEvidence(t *testing.
 func TestUnpackingAnImageIsBoundByTheCreationAlone(t *testing.T) {
 	h := newHost(t, Socket)
 	spec := h.spec(0)
-	spec.Rootfs = "localhost/tools@" + h.importImage(t, "localhost/tools:1", layer(t, "bash", "cat", "ls", "id"))
+	spec.Rootfs = "localhost/tools@" + h.d.Import(t, "localhost/tools:1", containerd.Layer(t, "bash", "cat", "ls", "id"))
 	ends := map[string]time.Time{}
 	var mu sync.Mutex
 	h.through(func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
