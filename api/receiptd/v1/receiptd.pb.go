@@ -856,8 +856,10 @@ func (x *SealState) GetSha256() string {
 }
 
 type ProveRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	AttachEpoch   uint64                 `protobuf:"varint,1,opt,name=attach_epoch,json=attachEpoch,proto3" json:"attach_epoch,omitempty"`
+	state       protoimpl.MessageState `protogen:"open.v1"`
+	AttachEpoch uint64                 `protobuf:"varint,1,opt,name=attach_epoch,json=attachEpoch,proto3" json:"attach_epoch,omitempty"`
+	// What no command may reach; the probe tries all of it.
+	Targets       []*Target `protobuf:"bytes,2,rep,name=targets,proto3" json:"targets,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -899,6 +901,85 @@ func (x *ProveRequest) GetAttachEpoch() uint64 {
 	return 0
 }
 
+func (x *ProveRequest) GetTargets() []*Target {
+	if x != nil {
+		return x.Targets
+	}
+	return nil
+}
+
+// Target is a listener that the probe tries to connect to.
+type Target struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// "tcp", "udp" or "unix".
+	Network string `protobuf:"bytes,1,opt,name=network,proto3" json:"network,omitempty"`
+	// An IP address, or a socket's path; an abstract one begins with "@".
+	Address string `protobuf:"bytes,2,opt,name=address,proto3" json:"address,omitempty"`
+	Port    uint32 `protobuf:"varint,3,opt,name=port,proto3" json:"port,omitempty"`
+	// The probe sends it, so that whoever listens can tell that it was reached. Letters and digits.
+	Token         string `protobuf:"bytes,4,opt,name=token,proto3" json:"token,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Target) Reset() {
+	*x = Target{}
+	mi := &file_receiptd_v1_receiptd_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Target) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Target) ProtoMessage() {}
+
+func (x *Target) ProtoReflect() protoreflect.Message {
+	mi := &file_receiptd_v1_receiptd_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Target.ProtoReflect.Descriptor instead.
+func (*Target) Descriptor() ([]byte, []int) {
+	return file_receiptd_v1_receiptd_proto_rawDescGZIP(), []int{10}
+}
+
+func (x *Target) GetNetwork() string {
+	if x != nil {
+		return x.Network
+	}
+	return ""
+}
+
+func (x *Target) GetAddress() string {
+	if x != nil {
+		return x.Address
+	}
+	return ""
+}
+
+func (x *Target) GetPort() uint32 {
+	if x != nil {
+		return x.Port
+	}
+	return 0
+}
+
+func (x *Target) GetToken() string {
+	if x != nil {
+		return x.Token
+	}
+	return ""
+}
+
 type ProofItem struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Promise       string                 `protobuf:"bytes,1,opt,name=promise,proto3" json:"promise,omitempty"`
@@ -911,7 +992,7 @@ type ProofItem struct {
 
 func (x *ProofItem) Reset() {
 	*x = ProofItem{}
-	mi := &file_receiptd_v1_receiptd_proto_msgTypes[10]
+	mi := &file_receiptd_v1_receiptd_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -923,7 +1004,7 @@ func (x *ProofItem) String() string {
 func (*ProofItem) ProtoMessage() {}
 
 func (x *ProofItem) ProtoReflect() protoreflect.Message {
-	mi := &file_receiptd_v1_receiptd_proto_msgTypes[10]
+	mi := &file_receiptd_v1_receiptd_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -936,7 +1017,7 @@ func (x *ProofItem) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProofItem.ProtoReflect.Descriptor instead.
 func (*ProofItem) Descriptor() ([]byte, []int) {
-	return file_receiptd_v1_receiptd_proto_rawDescGZIP(), []int{10}
+	return file_receiptd_v1_receiptd_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *ProofItem) GetPromise() string {
@@ -976,7 +1057,7 @@ type ProveResponse struct {
 
 func (x *ProveResponse) Reset() {
 	*x = ProveResponse{}
-	mi := &file_receiptd_v1_receiptd_proto_msgTypes[11]
+	mi := &file_receiptd_v1_receiptd_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -988,7 +1069,7 @@ func (x *ProveResponse) String() string {
 func (*ProveResponse) ProtoMessage() {}
 
 func (x *ProveResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_receiptd_v1_receiptd_proto_msgTypes[11]
+	mi := &file_receiptd_v1_receiptd_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1001,7 +1082,7 @@ func (x *ProveResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProveResponse.ProtoReflect.Descriptor instead.
 func (*ProveResponse) Descriptor() ([]byte, []int) {
-	return file_receiptd_v1_receiptd_proto_rawDescGZIP(), []int{11}
+	return file_receiptd_v1_receiptd_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *ProveResponse) GetItems() []*ProofItem {
@@ -1035,7 +1116,7 @@ type ExecRequest struct {
 
 func (x *ExecRequest) Reset() {
 	*x = ExecRequest{}
-	mi := &file_receiptd_v1_receiptd_proto_msgTypes[12]
+	mi := &file_receiptd_v1_receiptd_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1047,7 +1128,7 @@ func (x *ExecRequest) String() string {
 func (*ExecRequest) ProtoMessage() {}
 
 func (x *ExecRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_receiptd_v1_receiptd_proto_msgTypes[12]
+	mi := &file_receiptd_v1_receiptd_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1060,7 +1141,7 @@ func (x *ExecRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecRequest.ProtoReflect.Descriptor instead.
 func (*ExecRequest) Descriptor() ([]byte, []int) {
-	return file_receiptd_v1_receiptd_proto_rawDescGZIP(), []int{12}
+	return file_receiptd_v1_receiptd_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *ExecRequest) GetAttachEpoch() uint64 {
@@ -1146,7 +1227,7 @@ type Output struct {
 
 func (x *Output) Reset() {
 	*x = Output{}
-	mi := &file_receiptd_v1_receiptd_proto_msgTypes[13]
+	mi := &file_receiptd_v1_receiptd_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1158,7 +1239,7 @@ func (x *Output) String() string {
 func (*Output) ProtoMessage() {}
 
 func (x *Output) ProtoReflect() protoreflect.Message {
-	mi := &file_receiptd_v1_receiptd_proto_msgTypes[13]
+	mi := &file_receiptd_v1_receiptd_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1171,7 +1252,7 @@ func (x *Output) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Output.ProtoReflect.Descriptor instead.
 func (*Output) Descriptor() ([]byte, []int) {
-	return file_receiptd_v1_receiptd_proto_rawDescGZIP(), []int{13}
+	return file_receiptd_v1_receiptd_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *Output) GetStream() Stream {
@@ -1214,7 +1295,7 @@ type Done struct {
 
 func (x *Done) Reset() {
 	*x = Done{}
-	mi := &file_receiptd_v1_receiptd_proto_msgTypes[14]
+	mi := &file_receiptd_v1_receiptd_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1226,7 +1307,7 @@ func (x *Done) String() string {
 func (*Done) ProtoMessage() {}
 
 func (x *Done) ProtoReflect() protoreflect.Message {
-	mi := &file_receiptd_v1_receiptd_proto_msgTypes[14]
+	mi := &file_receiptd_v1_receiptd_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1239,7 +1320,7 @@ func (x *Done) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Done.ProtoReflect.Descriptor instead.
 func (*Done) Descriptor() ([]byte, []int) {
-	return file_receiptd_v1_receiptd_proto_rawDescGZIP(), []int{14}
+	return file_receiptd_v1_receiptd_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *Done) GetExecId() string {
@@ -1267,7 +1348,7 @@ type NotStarted struct {
 
 func (x *NotStarted) Reset() {
 	*x = NotStarted{}
-	mi := &file_receiptd_v1_receiptd_proto_msgTypes[15]
+	mi := &file_receiptd_v1_receiptd_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1279,7 +1360,7 @@ func (x *NotStarted) String() string {
 func (*NotStarted) ProtoMessage() {}
 
 func (x *NotStarted) ProtoReflect() protoreflect.Message {
-	mi := &file_receiptd_v1_receiptd_proto_msgTypes[15]
+	mi := &file_receiptd_v1_receiptd_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1292,7 +1373,7 @@ func (x *NotStarted) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NotStarted.ProtoReflect.Descriptor instead.
 func (*NotStarted) Descriptor() ([]byte, []int) {
-	return file_receiptd_v1_receiptd_proto_rawDescGZIP(), []int{15}
+	return file_receiptd_v1_receiptd_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *NotStarted) GetExecId() string {
@@ -1320,7 +1401,7 @@ type Lost struct {
 
 func (x *Lost) Reset() {
 	*x = Lost{}
-	mi := &file_receiptd_v1_receiptd_proto_msgTypes[16]
+	mi := &file_receiptd_v1_receiptd_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1332,7 +1413,7 @@ func (x *Lost) String() string {
 func (*Lost) ProtoMessage() {}
 
 func (x *Lost) ProtoReflect() protoreflect.Message {
-	mi := &file_receiptd_v1_receiptd_proto_msgTypes[16]
+	mi := &file_receiptd_v1_receiptd_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1345,7 +1426,7 @@ func (x *Lost) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Lost.ProtoReflect.Descriptor instead.
 func (*Lost) Descriptor() ([]byte, []int) {
-	return file_receiptd_v1_receiptd_proto_rawDescGZIP(), []int{16}
+	return file_receiptd_v1_receiptd_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *Lost) GetExecId() string {
@@ -1377,7 +1458,7 @@ type ExecEvent struct {
 
 func (x *ExecEvent) Reset() {
 	*x = ExecEvent{}
-	mi := &file_receiptd_v1_receiptd_proto_msgTypes[17]
+	mi := &file_receiptd_v1_receiptd_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1389,7 +1470,7 @@ func (x *ExecEvent) String() string {
 func (*ExecEvent) ProtoMessage() {}
 
 func (x *ExecEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_receiptd_v1_receiptd_proto_msgTypes[17]
+	mi := &file_receiptd_v1_receiptd_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1402,7 +1483,7 @@ func (x *ExecEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecEvent.ProtoReflect.Descriptor instead.
 func (*ExecEvent) Descriptor() ([]byte, []int) {
-	return file_receiptd_v1_receiptd_proto_rawDescGZIP(), []int{17}
+	return file_receiptd_v1_receiptd_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *ExecEvent) GetEvent() isExecEvent_Event {
@@ -1486,7 +1567,7 @@ type CancelRequest struct {
 
 func (x *CancelRequest) Reset() {
 	*x = CancelRequest{}
-	mi := &file_receiptd_v1_receiptd_proto_msgTypes[18]
+	mi := &file_receiptd_v1_receiptd_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1498,7 +1579,7 @@ func (x *CancelRequest) String() string {
 func (*CancelRequest) ProtoMessage() {}
 
 func (x *CancelRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_receiptd_v1_receiptd_proto_msgTypes[18]
+	mi := &file_receiptd_v1_receiptd_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1511,7 +1592,7 @@ func (x *CancelRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelRequest.ProtoReflect.Descriptor instead.
 func (*CancelRequest) Descriptor() ([]byte, []int) {
-	return file_receiptd_v1_receiptd_proto_rawDescGZIP(), []int{18}
+	return file_receiptd_v1_receiptd_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *CancelRequest) GetAttachEpoch() uint64 {
@@ -1538,7 +1619,7 @@ type CancelResponse struct {
 
 func (x *CancelResponse) Reset() {
 	*x = CancelResponse{}
-	mi := &file_receiptd_v1_receiptd_proto_msgTypes[19]
+	mi := &file_receiptd_v1_receiptd_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1550,7 +1631,7 @@ func (x *CancelResponse) String() string {
 func (*CancelResponse) ProtoMessage() {}
 
 func (x *CancelResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_receiptd_v1_receiptd_proto_msgTypes[19]
+	mi := &file_receiptd_v1_receiptd_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1563,7 +1644,7 @@ func (x *CancelResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelResponse.ProtoReflect.Descriptor instead.
 func (*CancelResponse) Descriptor() ([]byte, []int) {
-	return file_receiptd_v1_receiptd_proto_rawDescGZIP(), []int{19}
+	return file_receiptd_v1_receiptd_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *CancelResponse) GetWasRunning() bool {
@@ -1585,7 +1666,7 @@ type InfoRequest struct {
 
 func (x *InfoRequest) Reset() {
 	*x = InfoRequest{}
-	mi := &file_receiptd_v1_receiptd_proto_msgTypes[20]
+	mi := &file_receiptd_v1_receiptd_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1597,7 +1678,7 @@ func (x *InfoRequest) String() string {
 func (*InfoRequest) ProtoMessage() {}
 
 func (x *InfoRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_receiptd_v1_receiptd_proto_msgTypes[20]
+	mi := &file_receiptd_v1_receiptd_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1610,7 +1691,7 @@ func (x *InfoRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InfoRequest.ProtoReflect.Descriptor instead.
 func (*InfoRequest) Descriptor() ([]byte, []int) {
-	return file_receiptd_v1_receiptd_proto_rawDescGZIP(), []int{20}
+	return file_receiptd_v1_receiptd_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *InfoRequest) GetAttachEpoch() uint64 {
@@ -1646,7 +1727,7 @@ type InfoResponse struct {
 
 func (x *InfoResponse) Reset() {
 	*x = InfoResponse{}
-	mi := &file_receiptd_v1_receiptd_proto_msgTypes[21]
+	mi := &file_receiptd_v1_receiptd_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1658,7 +1739,7 @@ func (x *InfoResponse) String() string {
 func (*InfoResponse) ProtoMessage() {}
 
 func (x *InfoResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_receiptd_v1_receiptd_proto_msgTypes[21]
+	mi := &file_receiptd_v1_receiptd_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1671,7 +1752,7 @@ func (x *InfoResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InfoResponse.ProtoReflect.Descriptor instead.
 func (*InfoResponse) Descriptor() ([]byte, []int) {
-	return file_receiptd_v1_receiptd_proto_rawDescGZIP(), []int{21}
+	return file_receiptd_v1_receiptd_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *InfoResponse) GetExec() ExecKnowledge {
@@ -1774,9 +1855,15 @@ const file_receiptd_v1_receiptd_proto_rawDesc = "" +
 	"\x06device\x18\x03 \x01(\x04R\x06device\x12\x14\n" +
 	"\x05inode\x18\x04 \x01(\x04R\x05inode\x12\x1b\n" +
 	"\tread_only\x18\x05 \x01(\bR\breadOnly\x12\x16\n" +
-	"\x06sha256\x18\x06 \x01(\tR\x06sha256\"1\n" +
+	"\x06sha256\x18\x06 \x01(\tR\x06sha256\"`\n" +
 	"\fProveRequest\x12!\n" +
-	"\fattach_epoch\x18\x01 \x01(\x04R\vattachEpoch\"g\n" +
+	"\fattach_epoch\x18\x01 \x01(\x04R\vattachEpoch\x12-\n" +
+	"\atargets\x18\x02 \x03(\v2\x13.receiptd.v1.TargetR\atargets\"f\n" +
+	"\x06Target\x12\x18\n" +
+	"\anetwork\x18\x01 \x01(\tR\anetwork\x12\x18\n" +
+	"\aaddress\x18\x02 \x01(\tR\aaddress\x12\x12\n" +
+	"\x04port\x18\x03 \x01(\rR\x04port\x12\x14\n" +
+	"\x05token\x18\x04 \x01(\tR\x05token\"g\n" +
 	"\tProofItem\x12\x18\n" +
 	"\apromise\x18\x01 \x01(\tR\apromise\x12\x12\n" +
 	"\x04what\x18\x02 \x01(\tR\x04what\x12\x14\n" +
@@ -1873,7 +1960,7 @@ func file_receiptd_v1_receiptd_proto_rawDescGZIP() []byte {
 }
 
 var file_receiptd_v1_receiptd_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_receiptd_v1_receiptd_proto_msgTypes = make([]protoimpl.MessageInfo, 23)
+var file_receiptd_v1_receiptd_proto_msgTypes = make([]protoimpl.MessageInfo, 24)
 var file_receiptd_v1_receiptd_proto_goTypes = []any{
 	(Stream)(0),            // 0: receiptd.v1.Stream
 	(ExecKnowledge)(0),     // 1: receiptd.v1.ExecKnowledge
@@ -1887,19 +1974,20 @@ var file_receiptd_v1_receiptd_proto_goTypes = []any{
 	(*InitResponse)(nil),   // 9: receiptd.v1.InitResponse
 	(*SealState)(nil),      // 10: receiptd.v1.SealState
 	(*ProveRequest)(nil),   // 11: receiptd.v1.ProveRequest
-	(*ProofItem)(nil),      // 12: receiptd.v1.ProofItem
-	(*ProveResponse)(nil),  // 13: receiptd.v1.ProveResponse
-	(*ExecRequest)(nil),    // 14: receiptd.v1.ExecRequest
-	(*Output)(nil),         // 15: receiptd.v1.Output
-	(*Done)(nil),           // 16: receiptd.v1.Done
-	(*NotStarted)(nil),     // 17: receiptd.v1.NotStarted
-	(*Lost)(nil),           // 18: receiptd.v1.Lost
-	(*ExecEvent)(nil),      // 19: receiptd.v1.ExecEvent
-	(*CancelRequest)(nil),  // 20: receiptd.v1.CancelRequest
-	(*CancelResponse)(nil), // 21: receiptd.v1.CancelResponse
-	(*InfoRequest)(nil),    // 22: receiptd.v1.InfoRequest
-	(*InfoResponse)(nil),   // 23: receiptd.v1.InfoResponse
-	nil,                    // 24: receiptd.v1.ExecRequest.LabelsEntry
+	(*Target)(nil),         // 12: receiptd.v1.Target
+	(*ProofItem)(nil),      // 13: receiptd.v1.ProofItem
+	(*ProveResponse)(nil),  // 14: receiptd.v1.ProveResponse
+	(*ExecRequest)(nil),    // 15: receiptd.v1.ExecRequest
+	(*Output)(nil),         // 16: receiptd.v1.Output
+	(*Done)(nil),           // 17: receiptd.v1.Done
+	(*NotStarted)(nil),     // 18: receiptd.v1.NotStarted
+	(*Lost)(nil),           // 19: receiptd.v1.Lost
+	(*ExecEvent)(nil),      // 20: receiptd.v1.ExecEvent
+	(*CancelRequest)(nil),  // 21: receiptd.v1.CancelRequest
+	(*CancelResponse)(nil), // 22: receiptd.v1.CancelResponse
+	(*InfoRequest)(nil),    // 23: receiptd.v1.InfoRequest
+	(*InfoResponse)(nil),   // 24: receiptd.v1.InfoResponse
+	nil,                    // 25: receiptd.v1.ExecRequest.LabelsEntry
 }
 var file_receiptd_v1_receiptd_proto_depIdxs = []int32{
 	4,  // 0: receiptd.v1.View.env:type_name -> receiptd.v1.EnvVar
@@ -1909,30 +1997,31 @@ var file_receiptd_v1_receiptd_proto_depIdxs = []int32{
 	6,  // 4: receiptd.v1.InitRequest.limits:type_name -> receiptd.v1.Limits
 	7,  // 5: receiptd.v1.InitRequest.provenance:type_name -> receiptd.v1.Provenance
 	10, // 6: receiptd.v1.InitResponse.seals:type_name -> receiptd.v1.SealState
-	12, // 7: receiptd.v1.ProveResponse.items:type_name -> receiptd.v1.ProofItem
-	24, // 8: receiptd.v1.ExecRequest.labels:type_name -> receiptd.v1.ExecRequest.LabelsEntry
-	4,  // 9: receiptd.v1.ExecRequest.env:type_name -> receiptd.v1.EnvVar
-	0,  // 10: receiptd.v1.Output.stream:type_name -> receiptd.v1.Stream
-	15, // 11: receiptd.v1.ExecEvent.output:type_name -> receiptd.v1.Output
-	16, // 12: receiptd.v1.ExecEvent.done:type_name -> receiptd.v1.Done
-	17, // 13: receiptd.v1.ExecEvent.not_started:type_name -> receiptd.v1.NotStarted
-	18, // 14: receiptd.v1.ExecEvent.lost:type_name -> receiptd.v1.Lost
-	1,  // 15: receiptd.v1.InfoResponse.exec:type_name -> receiptd.v1.ExecKnowledge
-	8,  // 16: receiptd.v1.Receiptd.Init:input_type -> receiptd.v1.InitRequest
-	11, // 17: receiptd.v1.Receiptd.Prove:input_type -> receiptd.v1.ProveRequest
-	14, // 18: receiptd.v1.Receiptd.Exec:input_type -> receiptd.v1.ExecRequest
-	20, // 19: receiptd.v1.Receiptd.Cancel:input_type -> receiptd.v1.CancelRequest
-	22, // 20: receiptd.v1.Receiptd.Info:input_type -> receiptd.v1.InfoRequest
-	9,  // 21: receiptd.v1.Receiptd.Init:output_type -> receiptd.v1.InitResponse
-	13, // 22: receiptd.v1.Receiptd.Prove:output_type -> receiptd.v1.ProveResponse
-	19, // 23: receiptd.v1.Receiptd.Exec:output_type -> receiptd.v1.ExecEvent
-	21, // 24: receiptd.v1.Receiptd.Cancel:output_type -> receiptd.v1.CancelResponse
-	23, // 25: receiptd.v1.Receiptd.Info:output_type -> receiptd.v1.InfoResponse
-	21, // [21:26] is the sub-list for method output_type
-	16, // [16:21] is the sub-list for method input_type
-	16, // [16:16] is the sub-list for extension type_name
-	16, // [16:16] is the sub-list for extension extendee
-	0,  // [0:16] is the sub-list for field type_name
+	12, // 7: receiptd.v1.ProveRequest.targets:type_name -> receiptd.v1.Target
+	13, // 8: receiptd.v1.ProveResponse.items:type_name -> receiptd.v1.ProofItem
+	25, // 9: receiptd.v1.ExecRequest.labels:type_name -> receiptd.v1.ExecRequest.LabelsEntry
+	4,  // 10: receiptd.v1.ExecRequest.env:type_name -> receiptd.v1.EnvVar
+	0,  // 11: receiptd.v1.Output.stream:type_name -> receiptd.v1.Stream
+	16, // 12: receiptd.v1.ExecEvent.output:type_name -> receiptd.v1.Output
+	17, // 13: receiptd.v1.ExecEvent.done:type_name -> receiptd.v1.Done
+	18, // 14: receiptd.v1.ExecEvent.not_started:type_name -> receiptd.v1.NotStarted
+	19, // 15: receiptd.v1.ExecEvent.lost:type_name -> receiptd.v1.Lost
+	1,  // 16: receiptd.v1.InfoResponse.exec:type_name -> receiptd.v1.ExecKnowledge
+	8,  // 17: receiptd.v1.Receiptd.Init:input_type -> receiptd.v1.InitRequest
+	11, // 18: receiptd.v1.Receiptd.Prove:input_type -> receiptd.v1.ProveRequest
+	15, // 19: receiptd.v1.Receiptd.Exec:input_type -> receiptd.v1.ExecRequest
+	21, // 20: receiptd.v1.Receiptd.Cancel:input_type -> receiptd.v1.CancelRequest
+	23, // 21: receiptd.v1.Receiptd.Info:input_type -> receiptd.v1.InfoRequest
+	9,  // 22: receiptd.v1.Receiptd.Init:output_type -> receiptd.v1.InitResponse
+	14, // 23: receiptd.v1.Receiptd.Prove:output_type -> receiptd.v1.ProveResponse
+	20, // 24: receiptd.v1.Receiptd.Exec:output_type -> receiptd.v1.ExecEvent
+	22, // 25: receiptd.v1.Receiptd.Cancel:output_type -> receiptd.v1.CancelResponse
+	24, // 26: receiptd.v1.Receiptd.Info:output_type -> receiptd.v1.InfoResponse
+	22, // [22:27] is the sub-list for method output_type
+	17, // [17:22] is the sub-list for method input_type
+	17, // [17:17] is the sub-list for extension type_name
+	17, // [17:17] is the sub-list for extension extendee
+	0,  // [0:17] is the sub-list for field type_name
 }
 
 func init() { file_receiptd_v1_receiptd_proto_init() }
@@ -1940,7 +2029,7 @@ func file_receiptd_v1_receiptd_proto_init() {
 	if File_receiptd_v1_receiptd_proto != nil {
 		return
 	}
-	file_receiptd_v1_receiptd_proto_msgTypes[17].OneofWrappers = []any{
+	file_receiptd_v1_receiptd_proto_msgTypes[18].OneofWrappers = []any{
 		(*ExecEvent_Output)(nil),
 		(*ExecEvent_Done)(nil),
 		(*ExecEvent_NotStarted)(nil),
@@ -1952,7 +2041,7 @@ func file_receiptd_v1_receiptd_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_receiptd_v1_receiptd_proto_rawDesc), len(file_receiptd_v1_receiptd_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   23,
+			NumMessages:   24,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

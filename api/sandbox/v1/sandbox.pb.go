@@ -367,7 +367,7 @@ func (x Session_State) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Session_State.Descriptor instead.
 func (Session_State) EnumDescriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{15, 0}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{16, 0}
 }
 
 type ExecResult_Status int32
@@ -438,7 +438,7 @@ func (x ExecResult_Status) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use ExecResult_Status.Descriptor instead.
 func (ExecResult_Status) EnumDescriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{41, 0}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{42, 0}
 }
 
 type Workspace struct {
@@ -1448,7 +1448,9 @@ type Sandbox struct {
 	// Empty in the records of agents that did not look yet.
 	Provenance *Provenance `protobuf:"bytes,12,opt,name=provenance,proto3" json:"provenance,omitempty"`
 	// What it was allowed not to prove.
-	Concessions   []*Concession `protobuf:"bytes,13,rep,name=concessions,proto3" json:"concessions,omitempty"`
+	Concessions []*Concession `protobuf:"bytes,13,rep,name=concessions,proto3" json:"concessions,omitempty"`
+	// Not set for the mode "none".
+	Network       *SandboxNetwork `protobuf:"bytes,14,opt,name=network,proto3" json:"network,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1574,6 +1576,95 @@ func (x *Sandbox) GetConcessions() []*Concession {
 	return nil
 }
 
+func (x *Sandbox) GetNetwork() *SandboxNetwork {
+	if x != nil {
+		return x.Network
+	}
+	return nil
+}
+
+// SandboxNetwork is how a sandbox is connected, as the kernel had it when it was made.
+type SandboxNetwork struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// "bridge" or "cni".
+	Mode string `protobuf:"bytes,1,opt,name=mode,proto3" json:"mode,omitempty"`
+	// Its own, without link-local ones.
+	Addresses []string `protobuf:"bytes,2,rep,name=addresses,proto3" json:"addresses,omitempty"`
+	// The node's sides of its interfaces: what it may not reach is refused there.
+	NodeInterfaces []string `protobuf:"bytes,3,rep,name=node_interfaces,json=nodeInterfaces,proto3" json:"node_interfaces,omitempty"`
+	// Those of its /etc/resolv.conf.
+	Nameservers []string `protobuf:"bytes,4,rep,name=nameservers,proto3" json:"nameservers,omitempty"`
+	// The name of the CNI configuration, for the mode "cni".
+	CniNetwork    string `protobuf:"bytes,5,opt,name=cni_network,json=cniNetwork,proto3" json:"cni_network,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SandboxNetwork) Reset() {
+	*x = SandboxNetwork{}
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[15]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SandboxNetwork) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SandboxNetwork) ProtoMessage() {}
+
+func (x *SandboxNetwork) ProtoReflect() protoreflect.Message {
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[15]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SandboxNetwork.ProtoReflect.Descriptor instead.
+func (*SandboxNetwork) Descriptor() ([]byte, []int) {
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{15}
+}
+
+func (x *SandboxNetwork) GetMode() string {
+	if x != nil {
+		return x.Mode
+	}
+	return ""
+}
+
+func (x *SandboxNetwork) GetAddresses() []string {
+	if x != nil {
+		return x.Addresses
+	}
+	return nil
+}
+
+func (x *SandboxNetwork) GetNodeInterfaces() []string {
+	if x != nil {
+		return x.NodeInterfaces
+	}
+	return nil
+}
+
+func (x *SandboxNetwork) GetNameservers() []string {
+	if x != nil {
+		return x.Nameservers
+	}
+	return nil
+}
+
+func (x *SandboxNetwork) GetCniNetwork() string {
+	if x != nil {
+		return x.CniNetwork
+	}
+	return ""
+}
+
 type Session struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	SessionId     string                 `protobuf:"bytes,1,opt,name=session_id,json=sessionId,proto3" json:"session_id,omitempty"`
@@ -1614,7 +1705,7 @@ type Session struct {
 
 func (x *Session) Reset() {
 	*x = Session{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[15]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1626,7 +1717,7 @@ func (x *Session) String() string {
 func (*Session) ProtoMessage() {}
 
 func (x *Session) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[15]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1639,7 +1730,7 @@ func (x *Session) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Session.ProtoReflect.Descriptor instead.
 func (*Session) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{15}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *Session) GetSessionId() string {
@@ -1825,7 +1916,7 @@ type CommandConditions struct {
 
 func (x *CommandConditions) Reset() {
 	*x = CommandConditions{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[16]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1837,7 +1928,7 @@ func (x *CommandConditions) String() string {
 func (*CommandConditions) ProtoMessage() {}
 
 func (x *CommandConditions) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[16]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1850,7 +1941,7 @@ func (x *CommandConditions) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CommandConditions.ProtoReflect.Descriptor instead.
 func (*CommandConditions) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{16}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *CommandConditions) GetScratch() string {
@@ -1952,7 +2043,7 @@ type CreateSessionRequest struct {
 
 func (x *CreateSessionRequest) Reset() {
 	*x = CreateSessionRequest{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[17]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1964,7 +2055,7 @@ func (x *CreateSessionRequest) String() string {
 func (*CreateSessionRequest) ProtoMessage() {}
 
 func (x *CreateSessionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[17]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1977,7 +2068,7 @@ func (x *CreateSessionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateSessionRequest.ProtoReflect.Descriptor instead.
 func (*CreateSessionRequest) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{17}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *CreateSessionRequest) GetSessionId() string {
@@ -2052,7 +2143,7 @@ type CreateSessionResponse struct {
 
 func (x *CreateSessionResponse) Reset() {
 	*x = CreateSessionResponse{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[18]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2064,7 +2155,7 @@ func (x *CreateSessionResponse) String() string {
 func (*CreateSessionResponse) ProtoMessage() {}
 
 func (x *CreateSessionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[18]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2077,7 +2168,7 @@ func (x *CreateSessionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateSessionResponse.ProtoReflect.Descriptor instead.
 func (*CreateSessionResponse) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{18}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *CreateSessionResponse) GetSession() *Session {
@@ -2098,7 +2189,7 @@ type ClaimSessionRequest struct {
 
 func (x *ClaimSessionRequest) Reset() {
 	*x = ClaimSessionRequest{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[19]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2110,7 +2201,7 @@ func (x *ClaimSessionRequest) String() string {
 func (*ClaimSessionRequest) ProtoMessage() {}
 
 func (x *ClaimSessionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[19]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2123,7 +2214,7 @@ func (x *ClaimSessionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClaimSessionRequest.ProtoReflect.Descriptor instead.
 func (*ClaimSessionRequest) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{19}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *ClaimSessionRequest) GetSessionId() string {
@@ -2149,7 +2240,7 @@ type ClaimSessionResponse struct {
 
 func (x *ClaimSessionResponse) Reset() {
 	*x = ClaimSessionResponse{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[20]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2161,7 +2252,7 @@ func (x *ClaimSessionResponse) String() string {
 func (*ClaimSessionResponse) ProtoMessage() {}
 
 func (x *ClaimSessionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[20]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2174,7 +2265,7 @@ func (x *ClaimSessionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClaimSessionResponse.ProtoReflect.Descriptor instead.
 func (*ClaimSessionResponse) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{20}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *ClaimSessionResponse) GetSession() *Session {
@@ -2195,7 +2286,7 @@ type GetSessionRequest struct {
 
 func (x *GetSessionRequest) Reset() {
 	*x = GetSessionRequest{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[21]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2207,7 +2298,7 @@ func (x *GetSessionRequest) String() string {
 func (*GetSessionRequest) ProtoMessage() {}
 
 func (x *GetSessionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[21]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2220,7 +2311,7 @@ func (x *GetSessionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetSessionRequest.ProtoReflect.Descriptor instead.
 func (*GetSessionRequest) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{21}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *GetSessionRequest) GetSessionId() string {
@@ -2248,7 +2339,7 @@ type GetSessionResponse struct {
 
 func (x *GetSessionResponse) Reset() {
 	*x = GetSessionResponse{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[22]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2260,7 +2351,7 @@ func (x *GetSessionResponse) String() string {
 func (*GetSessionResponse) ProtoMessage() {}
 
 func (x *GetSessionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[22]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2273,7 +2364,7 @@ func (x *GetSessionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetSessionResponse.ProtoReflect.Descriptor instead.
 func (*GetSessionResponse) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{22}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *GetSessionResponse) GetSession() *Session {
@@ -2303,7 +2394,7 @@ type SandboxKey struct {
 
 func (x *SandboxKey) Reset() {
 	*x = SandboxKey{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[23]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2315,7 +2406,7 @@ func (x *SandboxKey) String() string {
 func (*SandboxKey) ProtoMessage() {}
 
 func (x *SandboxKey) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[23]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2328,7 +2419,7 @@ func (x *SandboxKey) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SandboxKey.ProtoReflect.Descriptor instead.
 func (*SandboxKey) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{23}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *SandboxKey) GetSandboxId() string {
@@ -2362,7 +2453,7 @@ type ListSessionsRequest struct {
 
 func (x *ListSessionsRequest) Reset() {
 	*x = ListSessionsRequest{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[24]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2374,7 +2465,7 @@ func (x *ListSessionsRequest) String() string {
 func (*ListSessionsRequest) ProtoMessage() {}
 
 func (x *ListSessionsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[24]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2387,7 +2478,7 @@ func (x *ListSessionsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSessionsRequest.ProtoReflect.Descriptor instead.
 func (*ListSessionsRequest) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{24}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *ListSessionsRequest) GetPageSize() int32 {
@@ -2414,7 +2505,7 @@ type ListSessionsResponse struct {
 
 func (x *ListSessionsResponse) Reset() {
 	*x = ListSessionsResponse{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[25]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2426,7 +2517,7 @@ func (x *ListSessionsResponse) String() string {
 func (*ListSessionsResponse) ProtoMessage() {}
 
 func (x *ListSessionsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[25]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2439,7 +2530,7 @@ func (x *ListSessionsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSessionsResponse.ProtoReflect.Descriptor instead.
 func (*ListSessionsResponse) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{25}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *ListSessionsResponse) GetSessions() []*Session {
@@ -2467,7 +2558,7 @@ type UpdateGrantsRequest struct {
 
 func (x *UpdateGrantsRequest) Reset() {
 	*x = UpdateGrantsRequest{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[26]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2479,7 +2570,7 @@ func (x *UpdateGrantsRequest) String() string {
 func (*UpdateGrantsRequest) ProtoMessage() {}
 
 func (x *UpdateGrantsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[26]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2492,7 +2583,7 @@ func (x *UpdateGrantsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdateGrantsRequest.ProtoReflect.Descriptor instead.
 func (*UpdateGrantsRequest) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{26}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *UpdateGrantsRequest) GetSessionId() string {
@@ -2525,7 +2616,7 @@ type UpdateGrantsResponse struct {
 
 func (x *UpdateGrantsResponse) Reset() {
 	*x = UpdateGrantsResponse{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[27]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2537,7 +2628,7 @@ func (x *UpdateGrantsResponse) String() string {
 func (*UpdateGrantsResponse) ProtoMessage() {}
 
 func (x *UpdateGrantsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[27]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2550,7 +2641,7 @@ func (x *UpdateGrantsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdateGrantsResponse.ProtoReflect.Descriptor instead.
 func (*UpdateGrantsResponse) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{27}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *UpdateGrantsResponse) GetSession() *Session {
@@ -2572,7 +2663,7 @@ type RetireSandboxRequest struct {
 
 func (x *RetireSandboxRequest) Reset() {
 	*x = RetireSandboxRequest{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[28]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2584,7 +2675,7 @@ func (x *RetireSandboxRequest) String() string {
 func (*RetireSandboxRequest) ProtoMessage() {}
 
 func (x *RetireSandboxRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[28]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2597,7 +2688,7 @@ func (x *RetireSandboxRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RetireSandboxRequest.ProtoReflect.Descriptor instead.
 func (*RetireSandboxRequest) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{28}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *RetireSandboxRequest) GetSessionId() string {
@@ -2631,7 +2722,7 @@ type RetireSandboxResponse struct {
 
 func (x *RetireSandboxResponse) Reset() {
 	*x = RetireSandboxResponse{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[29]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2643,7 +2734,7 @@ func (x *RetireSandboxResponse) String() string {
 func (*RetireSandboxResponse) ProtoMessage() {}
 
 func (x *RetireSandboxResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[29]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2656,7 +2747,7 @@ func (x *RetireSandboxResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RetireSandboxResponse.ProtoReflect.Descriptor instead.
 func (*RetireSandboxResponse) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{29}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *RetireSandboxResponse) GetSession() *Session {
@@ -2683,7 +2774,7 @@ type DeleteSessionRequest struct {
 
 func (x *DeleteSessionRequest) Reset() {
 	*x = DeleteSessionRequest{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[30]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2695,7 +2786,7 @@ func (x *DeleteSessionRequest) String() string {
 func (*DeleteSessionRequest) ProtoMessage() {}
 
 func (x *DeleteSessionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[30]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2708,7 +2799,7 @@ func (x *DeleteSessionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteSessionRequest.ProtoReflect.Descriptor instead.
 func (*DeleteSessionRequest) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{30}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *DeleteSessionRequest) GetSessionId() string {
@@ -2734,7 +2825,7 @@ type DeleteSessionResponse struct {
 
 func (x *DeleteSessionResponse) Reset() {
 	*x = DeleteSessionResponse{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[31]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2746,7 +2837,7 @@ func (x *DeleteSessionResponse) String() string {
 func (*DeleteSessionResponse) ProtoMessage() {}
 
 func (x *DeleteSessionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[31]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2759,7 +2850,7 @@ func (x *DeleteSessionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteSessionResponse.ProtoReflect.Descriptor instead.
 func (*DeleteSessionResponse) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{31}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *DeleteSessionResponse) GetEvidence() *Evidence {
@@ -2783,7 +2874,7 @@ type DeleteWorkspaceRequest struct {
 
 func (x *DeleteWorkspaceRequest) Reset() {
 	*x = DeleteWorkspaceRequest{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[32]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2795,7 +2886,7 @@ func (x *DeleteWorkspaceRequest) String() string {
 func (*DeleteWorkspaceRequest) ProtoMessage() {}
 
 func (x *DeleteWorkspaceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[32]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2808,7 +2899,7 @@ func (x *DeleteWorkspaceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteWorkspaceRequest.ProtoReflect.Descriptor instead.
 func (*DeleteWorkspaceRequest) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{32}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *DeleteWorkspaceRequest) GetSessionId() string {
@@ -2850,7 +2941,7 @@ type DeleteWorkspaceResponse struct {
 
 func (x *DeleteWorkspaceResponse) Reset() {
 	*x = DeleteWorkspaceResponse{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[33]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2862,7 +2953,7 @@ func (x *DeleteWorkspaceResponse) String() string {
 func (*DeleteWorkspaceResponse) ProtoMessage() {}
 
 func (x *DeleteWorkspaceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[33]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2875,7 +2966,7 @@ func (x *DeleteWorkspaceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteWorkspaceResponse.ProtoReflect.Descriptor instead.
 func (*DeleteWorkspaceResponse) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{33}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *DeleteWorkspaceResponse) GetEvidence() *Evidence {
@@ -2907,7 +2998,7 @@ type WatchEventsRequest struct {
 
 func (x *WatchEventsRequest) Reset() {
 	*x = WatchEventsRequest{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[34]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2919,7 +3010,7 @@ func (x *WatchEventsRequest) String() string {
 func (*WatchEventsRequest) ProtoMessage() {}
 
 func (x *WatchEventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[34]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2932,7 +3023,7 @@ func (x *WatchEventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchEventsRequest.ProtoReflect.Descriptor instead.
 func (*WatchEventsRequest) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{34}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *WatchEventsRequest) GetSessionId() string {
@@ -2974,7 +3065,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[35]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2986,7 +3077,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[35]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2999,7 +3090,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{35}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *Event) GetCursor() string {
@@ -3060,7 +3151,7 @@ type WatchEventsResponse struct {
 
 func (x *WatchEventsResponse) Reset() {
 	*x = WatchEventsResponse{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[36]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3072,7 +3163,7 @@ func (x *WatchEventsResponse) String() string {
 func (*WatchEventsResponse) ProtoMessage() {}
 
 func (x *WatchEventsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[36]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3085,7 +3176,7 @@ func (x *WatchEventsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchEventsResponse.ProtoReflect.Descriptor instead.
 func (*WatchEventsResponse) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{36}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *WatchEventsResponse) GetEvent() *Event {
@@ -3116,7 +3207,7 @@ type OutputInfo struct {
 
 func (x *OutputInfo) Reset() {
 	*x = OutputInfo{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[37]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3128,7 +3219,7 @@ func (x *OutputInfo) String() string {
 func (*OutputInfo) ProtoMessage() {}
 
 func (x *OutputInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[37]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3141,7 +3232,7 @@ func (x *OutputInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OutputInfo.ProtoReflect.Descriptor instead.
 func (*OutputInfo) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{37}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *OutputInfo) GetBytes() uint64 {
@@ -3207,7 +3298,7 @@ type Usage struct {
 
 func (x *Usage) Reset() {
 	*x = Usage{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[38]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3219,7 +3310,7 @@ func (x *Usage) String() string {
 func (*Usage) ProtoMessage() {}
 
 func (x *Usage) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[38]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3232,7 +3323,7 @@ func (x *Usage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Usage.ProtoReflect.Descriptor instead.
 func (*Usage) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{38}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *Usage) GetUserCpu() *durationpb.Duration {
@@ -3290,7 +3381,7 @@ type Harvest struct {
 
 func (x *Harvest) Reset() {
 	*x = Harvest{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[39]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3302,7 +3393,7 @@ func (x *Harvest) String() string {
 func (*Harvest) ProtoMessage() {}
 
 func (x *Harvest) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[39]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3315,7 +3406,7 @@ func (x *Harvest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Harvest.ProtoReflect.Descriptor instead.
 func (*Harvest) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{39}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *Harvest) GetStatus() string {
@@ -3382,7 +3473,7 @@ type HarvestConflict struct {
 
 func (x *HarvestConflict) Reset() {
 	*x = HarvestConflict{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[40]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3394,7 +3485,7 @@ func (x *HarvestConflict) String() string {
 func (*HarvestConflict) ProtoMessage() {}
 
 func (x *HarvestConflict) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[40]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3407,7 +3498,7 @@ func (x *HarvestConflict) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HarvestConflict.ProtoReflect.Descriptor instead.
 func (*HarvestConflict) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{40}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *HarvestConflict) GetRef() string {
@@ -3489,7 +3580,7 @@ type ExecResult struct {
 
 func (x *ExecResult) Reset() {
 	*x = ExecResult{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[41]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3501,7 +3592,7 @@ func (x *ExecResult) String() string {
 func (*ExecResult) ProtoMessage() {}
 
 func (x *ExecResult) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[41]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3514,7 +3605,7 @@ func (x *ExecResult) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecResult.ProtoReflect.Descriptor instead.
 func (*ExecResult) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{41}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *ExecResult) GetExecId() string {
@@ -3718,7 +3809,7 @@ type ExecRequest struct {
 
 func (x *ExecRequest) Reset() {
 	*x = ExecRequest{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[42]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3730,7 +3821,7 @@ func (x *ExecRequest) String() string {
 func (*ExecRequest) ProtoMessage() {}
 
 func (x *ExecRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[42]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3743,7 +3834,7 @@ func (x *ExecRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecRequest.ProtoReflect.Descriptor instead.
 func (*ExecRequest) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{42}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *ExecRequest) GetSessionId() string {
@@ -3818,7 +3909,7 @@ type ExecResponse struct {
 
 func (x *ExecResponse) Reset() {
 	*x = ExecResponse{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[43]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3830,7 +3921,7 @@ func (x *ExecResponse) String() string {
 func (*ExecResponse) ProtoMessage() {}
 
 func (x *ExecResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[43]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3843,7 +3934,7 @@ func (x *ExecResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecResponse.ProtoReflect.Descriptor instead.
 func (*ExecResponse) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{43}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *ExecResponse) GetResult() *ExecResult {
@@ -3865,7 +3956,7 @@ type StreamExecRequest struct {
 
 func (x *StreamExecRequest) Reset() {
 	*x = StreamExecRequest{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[44]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3877,7 +3968,7 @@ func (x *StreamExecRequest) String() string {
 func (*StreamExecRequest) ProtoMessage() {}
 
 func (x *StreamExecRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[44]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3890,7 +3981,7 @@ func (x *StreamExecRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StreamExecRequest.ProtoReflect.Descriptor instead.
 func (*StreamExecRequest) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{44}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *StreamExecRequest) GetExec() *ExecRequest {
@@ -3928,7 +4019,7 @@ type OutputChunk struct {
 
 func (x *OutputChunk) Reset() {
 	*x = OutputChunk{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[45]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3940,7 +4031,7 @@ func (x *OutputChunk) String() string {
 func (*OutputChunk) ProtoMessage() {}
 
 func (x *OutputChunk) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[45]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3953,7 +4044,7 @@ func (x *OutputChunk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OutputChunk.ProtoReflect.Descriptor instead.
 func (*OutputChunk) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{45}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *OutputChunk) GetStream() Stream {
@@ -3994,7 +4085,7 @@ type ExecStarted struct {
 
 func (x *ExecStarted) Reset() {
 	*x = ExecStarted{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[46]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4006,7 +4097,7 @@ func (x *ExecStarted) String() string {
 func (*ExecStarted) ProtoMessage() {}
 
 func (x *ExecStarted) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[46]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4019,7 +4110,7 @@ func (x *ExecStarted) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecStarted.ProtoReflect.Descriptor instead.
 func (*ExecStarted) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{46}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *ExecStarted) GetExecId() string {
@@ -4050,7 +4141,7 @@ type StreamExecResponse struct {
 
 func (x *StreamExecResponse) Reset() {
 	*x = StreamExecResponse{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[47]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4062,7 +4153,7 @@ func (x *StreamExecResponse) String() string {
 func (*StreamExecResponse) ProtoMessage() {}
 
 func (x *StreamExecResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[47]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4075,7 +4166,7 @@ func (x *StreamExecResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StreamExecResponse.ProtoReflect.Descriptor instead.
 func (*StreamExecResponse) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{47}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *StreamExecResponse) GetEvent() isStreamExecResponse_Event {
@@ -4145,7 +4236,7 @@ type GetExecRequest struct {
 
 func (x *GetExecRequest) Reset() {
 	*x = GetExecRequest{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[48]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4157,7 +4248,7 @@ func (x *GetExecRequest) String() string {
 func (*GetExecRequest) ProtoMessage() {}
 
 func (x *GetExecRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[48]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4170,7 +4261,7 @@ func (x *GetExecRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetExecRequest.ProtoReflect.Descriptor instead.
 func (*GetExecRequest) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{48}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *GetExecRequest) GetSessionId() string {
@@ -4205,7 +4296,7 @@ type GetExecResponse struct {
 
 func (x *GetExecResponse) Reset() {
 	*x = GetExecResponse{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[49]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4217,7 +4308,7 @@ func (x *GetExecResponse) String() string {
 func (*GetExecResponse) ProtoMessage() {}
 
 func (x *GetExecResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[49]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4230,7 +4321,7 @@ func (x *GetExecResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetExecResponse.ProtoReflect.Descriptor instead.
 func (*GetExecResponse) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{49}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *GetExecResponse) GetState() ExecState {
@@ -4258,7 +4349,7 @@ type ListExecsRequest struct {
 
 func (x *ListExecsRequest) Reset() {
 	*x = ListExecsRequest{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[50]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4270,7 +4361,7 @@ func (x *ListExecsRequest) String() string {
 func (*ListExecsRequest) ProtoMessage() {}
 
 func (x *ListExecsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[50]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4283,7 +4374,7 @@ func (x *ListExecsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListExecsRequest.ProtoReflect.Descriptor instead.
 func (*ListExecsRequest) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{50}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *ListExecsRequest) GetSessionId() string {
@@ -4321,7 +4412,7 @@ type ExecSummary struct {
 
 func (x *ExecSummary) Reset() {
 	*x = ExecSummary{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[51]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4333,7 +4424,7 @@ func (x *ExecSummary) String() string {
 func (*ExecSummary) ProtoMessage() {}
 
 func (x *ExecSummary) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[51]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4346,7 +4437,7 @@ func (x *ExecSummary) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecSummary.ProtoReflect.Descriptor instead.
 func (*ExecSummary) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{51}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *ExecSummary) GetExecId() string {
@@ -4401,7 +4492,7 @@ type ListExecsResponse struct {
 
 func (x *ListExecsResponse) Reset() {
 	*x = ListExecsResponse{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[52]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4413,7 +4504,7 @@ func (x *ListExecsResponse) String() string {
 func (*ListExecsResponse) ProtoMessage() {}
 
 func (x *ListExecsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[52]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4426,7 +4517,7 @@ func (x *ListExecsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListExecsResponse.ProtoReflect.Descriptor instead.
 func (*ListExecsResponse) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{52}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *ListExecsResponse) GetExecs() []*ExecSummary {
@@ -4454,7 +4545,7 @@ type CancelExecRequest struct {
 
 func (x *CancelExecRequest) Reset() {
 	*x = CancelExecRequest{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[53]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4466,7 +4557,7 @@ func (x *CancelExecRequest) String() string {
 func (*CancelExecRequest) ProtoMessage() {}
 
 func (x *CancelExecRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[53]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4479,7 +4570,7 @@ func (x *CancelExecRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelExecRequest.ProtoReflect.Descriptor instead.
 func (*CancelExecRequest) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{53}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *CancelExecRequest) GetSessionId() string {
@@ -4512,7 +4603,7 @@ type CancelExecResponse struct {
 
 func (x *CancelExecResponse) Reset() {
 	*x = CancelExecResponse{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[54]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4524,7 +4615,7 @@ func (x *CancelExecResponse) String() string {
 func (*CancelExecResponse) ProtoMessage() {}
 
 func (x *CancelExecResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[54]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4537,7 +4628,7 @@ func (x *CancelExecResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelExecResponse.ProtoReflect.Descriptor instead.
 func (*CancelExecResponse) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{54}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *CancelExecResponse) GetResult() *ExecResult {
@@ -4561,7 +4652,7 @@ type GitRequest struct {
 
 func (x *GitRequest) Reset() {
 	*x = GitRequest{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[55]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4573,7 +4664,7 @@ func (x *GitRequest) String() string {
 func (*GitRequest) ProtoMessage() {}
 
 func (x *GitRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[55]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4586,7 +4677,7 @@ func (x *GitRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GitRequest.ProtoReflect.Descriptor instead.
 func (*GitRequest) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{55}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *GitRequest) GetSessionId() string {
@@ -4632,7 +4723,7 @@ type GitResponse struct {
 
 func (x *GitResponse) Reset() {
 	*x = GitResponse{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[56]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4644,7 +4735,7 @@ func (x *GitResponse) String() string {
 func (*GitResponse) ProtoMessage() {}
 
 func (x *GitResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[56]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4657,7 +4748,7 @@ func (x *GitResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GitResponse.ProtoReflect.Descriptor instead.
 func (*GitResponse) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{56}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *GitResponse) GetExitCode() int32 {
@@ -4705,7 +4796,7 @@ type HarvestRequest struct {
 
 func (x *HarvestRequest) Reset() {
 	*x = HarvestRequest{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[57]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4717,7 +4808,7 @@ func (x *HarvestRequest) String() string {
 func (*HarvestRequest) ProtoMessage() {}
 
 func (x *HarvestRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[57]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4730,7 +4821,7 @@ func (x *HarvestRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HarvestRequest.ProtoReflect.Descriptor instead.
 func (*HarvestRequest) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{57}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *HarvestRequest) GetSessionId() string {
@@ -4756,7 +4847,7 @@ type HarvestResponse struct {
 
 func (x *HarvestResponse) Reset() {
 	*x = HarvestResponse{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[58]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4768,7 +4859,7 @@ func (x *HarvestResponse) String() string {
 func (*HarvestResponse) ProtoMessage() {}
 
 func (x *HarvestResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[58]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4781,7 +4872,7 @@ func (x *HarvestResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HarvestResponse.ProtoReflect.Descriptor instead.
 func (*HarvestResponse) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{58}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *HarvestResponse) GetHarvest() *Harvest {
@@ -4799,7 +4890,7 @@ type CheckNodeRequest struct {
 
 func (x *CheckNodeRequest) Reset() {
 	*x = CheckNodeRequest{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[59]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4811,7 +4902,7 @@ func (x *CheckNodeRequest) String() string {
 func (*CheckNodeRequest) ProtoMessage() {}
 
 func (x *CheckNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[59]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4824,7 +4915,7 @@ func (x *CheckNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckNodeRequest.ProtoReflect.Descriptor instead.
 func (*CheckNodeRequest) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{59}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{60}
 }
 
 type NodeCheck struct {
@@ -4841,7 +4932,7 @@ type NodeCheck struct {
 
 func (x *NodeCheck) Reset() {
 	*x = NodeCheck{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[60]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4853,7 +4944,7 @@ func (x *NodeCheck) String() string {
 func (*NodeCheck) ProtoMessage() {}
 
 func (x *NodeCheck) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[60]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4866,7 +4957,7 @@ func (x *NodeCheck) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeCheck.ProtoReflect.Descriptor instead.
 func (*NodeCheck) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{60}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *NodeCheck) GetFeature() string {
@@ -4922,7 +5013,7 @@ type CheckNodeResponse struct {
 
 func (x *CheckNodeResponse) Reset() {
 	*x = CheckNodeResponse{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[61]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4934,7 +5025,7 @@ func (x *CheckNodeResponse) String() string {
 func (*CheckNodeResponse) ProtoMessage() {}
 
 func (x *CheckNodeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[61]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4947,7 +5038,7 @@ func (x *CheckNodeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckNodeResponse.ProtoReflect.Descriptor instead.
 func (*CheckNodeResponse) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{61}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *CheckNodeResponse) GetChecks() []*NodeCheck {
@@ -4983,7 +5074,7 @@ type RuntimeStatus struct {
 
 func (x *RuntimeStatus) Reset() {
 	*x = RuntimeStatus{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[62]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4995,7 +5086,7 @@ func (x *RuntimeStatus) String() string {
 func (*RuntimeStatus) ProtoMessage() {}
 
 func (x *RuntimeStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[62]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5008,7 +5099,7 @@ func (x *RuntimeStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RuntimeStatus.ProtoReflect.Descriptor instead.
 func (*RuntimeStatus) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{62}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *RuntimeStatus) GetName() string {
@@ -5071,7 +5162,7 @@ type DrainNodeRequest struct {
 
 func (x *DrainNodeRequest) Reset() {
 	*x = DrainNodeRequest{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[63]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5083,7 +5174,7 @@ func (x *DrainNodeRequest) String() string {
 func (*DrainNodeRequest) ProtoMessage() {}
 
 func (x *DrainNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[63]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5096,7 +5187,7 @@ func (x *DrainNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainNodeRequest.ProtoReflect.Descriptor instead.
 func (*DrainNodeRequest) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{63}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *DrainNodeRequest) GetTimeoutSeconds() float64 {
@@ -5118,7 +5209,7 @@ type DrainedSession struct {
 
 func (x *DrainedSession) Reset() {
 	*x = DrainedSession{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[64]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5130,7 +5221,7 @@ func (x *DrainedSession) String() string {
 func (*DrainedSession) ProtoMessage() {}
 
 func (x *DrainedSession) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[64]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5143,7 +5234,7 @@ func (x *DrainedSession) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainedSession.ProtoReflect.Descriptor instead.
 func (*DrainedSession) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{64}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *DrainedSession) GetSessionId() string {
@@ -5176,7 +5267,7 @@ type DrainNodeResponse struct {
 
 func (x *DrainNodeResponse) Reset() {
 	*x = DrainNodeResponse{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[65]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5188,7 +5279,7 @@ func (x *DrainNodeResponse) String() string {
 func (*DrainNodeResponse) ProtoMessage() {}
 
 func (x *DrainNodeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[65]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5201,7 +5292,7 @@ func (x *DrainNodeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainNodeResponse.ProtoReflect.Descriptor instead.
 func (*DrainNodeResponse) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{65}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *DrainNodeResponse) GetSessions() []*DrainedSession {
@@ -5219,7 +5310,7 @@ type GetNodeInfoRequest struct {
 
 func (x *GetNodeInfoRequest) Reset() {
 	*x = GetNodeInfoRequest{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[66]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5231,7 +5322,7 @@ func (x *GetNodeInfoRequest) String() string {
 func (*GetNodeInfoRequest) ProtoMessage() {}
 
 func (x *GetNodeInfoRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[66]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5244,7 +5335,7 @@ func (x *GetNodeInfoRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetNodeInfoRequest.ProtoReflect.Descriptor instead.
 func (*GetNodeInfoRequest) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{66}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{67}
 }
 
 type GetNodeInfoResponse struct {
@@ -5267,7 +5358,7 @@ type GetNodeInfoResponse struct {
 
 func (x *GetNodeInfoResponse) Reset() {
 	*x = GetNodeInfoResponse{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[67]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5279,7 +5370,7 @@ func (x *GetNodeInfoResponse) String() string {
 func (*GetNodeInfoResponse) ProtoMessage() {}
 
 func (x *GetNodeInfoResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[67]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5292,7 +5383,7 @@ func (x *GetNodeInfoResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetNodeInfoResponse.ProtoReflect.Descriptor instead.
 func (*GetNodeInfoResponse) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{67}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *GetNodeInfoResponse) GetVersion() string {
@@ -5452,7 +5543,7 @@ const file_sandbox_v1_sandbox_proto_rawDesc = "" +
 	"\rrootfs_digest\x18\x03 \x01(\tR\frootfsDigest\x12'\n" +
 	"\x0freceiptd_sha256\x18\x04 \x01(\tR\x0ereceiptdSha256\x12\x1f\n" +
 	"\vpid1_sha256\x18\x05 \x01(\tR\n" +
-	"pid1Sha256\"\x92\x05\n" +
+	"pid1Sha256\"\xc8\x05\n" +
 	"\aSandbox\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x18\n" +
 	"\aruntime\x18\x02 \x01(\tR\aruntime\x12/\n" +
@@ -5473,14 +5564,22 @@ const file_sandbox_v1_sandbox_proto_rawDesc = "" +
 	"\n" +
 	"provenance\x18\f \x01(\v2\x16.sandbox.v1.ProvenanceR\n" +
 	"provenance\x128\n" +
-	"\vconcessions\x18\r \x03(\v2\x16.sandbox.v1.ConcessionR\vconcessions\"a\n" +
+	"\vconcessions\x18\r \x03(\v2\x16.sandbox.v1.ConcessionR\vconcessions\x124\n" +
+	"\anetwork\x18\x0e \x01(\v2\x1a.sandbox.v1.SandboxNetworkR\anetwork\"a\n" +
 	"\x05State\x12\x15\n" +
 	"\x11STATE_UNSPECIFIED\x10\x00\x12\f\n" +
 	"\bSTARTING\x10\x01\x12\t\n" +
 	"\x05READY\x10\x02\x12\f\n" +
 	"\bSTOPPING\x10\x03\x12\v\n" +
 	"\aSTOPPED\x10\x04\x12\r\n" +
-	"\tUNCERTAIN\x10\x05\"\x92\t\n" +
+	"\tUNCERTAIN\x10\x05\"\xae\x01\n" +
+	"\x0eSandboxNetwork\x12\x12\n" +
+	"\x04mode\x18\x01 \x01(\tR\x04mode\x12\x1c\n" +
+	"\taddresses\x18\x02 \x03(\tR\taddresses\x12'\n" +
+	"\x0fnode_interfaces\x18\x03 \x03(\tR\x0enodeInterfaces\x12 \n" +
+	"\vnameservers\x18\x04 \x03(\tR\vnameservers\x12\x1f\n" +
+	"\vcni_network\x18\x05 \x01(\tR\n" +
+	"cniNetwork\"\x92\t\n" +
 	"\aSession\x12\x1d\n" +
 	"\n" +
 	"session_id\x18\x01 \x01(\tR\tsessionId\x12\x1f\n" +
@@ -5931,7 +6030,7 @@ func file_sandbox_v1_sandbox_proto_rawDescGZIP() []byte {
 }
 
 var file_sandbox_v1_sandbox_proto_enumTypes = make([]protoimpl.EnumInfo, 7)
-var file_sandbox_v1_sandbox_proto_msgTypes = make([]protoimpl.MessageInfo, 73)
+var file_sandbox_v1_sandbox_proto_msgTypes = make([]protoimpl.MessageInfo, 74)
 var file_sandbox_v1_sandbox_proto_goTypes = []any{
 	(Isolation)(0),                  // 0: sandbox.v1.Isolation
 	(ExecState)(0),                  // 1: sandbox.v1.ExecState
@@ -5955,197 +6054,199 @@ var file_sandbox_v1_sandbox_proto_goTypes = []any{
 	(*Concession)(nil),              // 19: sandbox.v1.Concession
 	(*Provenance)(nil),              // 20: sandbox.v1.Provenance
 	(*Sandbox)(nil),                 // 21: sandbox.v1.Sandbox
-	(*Session)(nil),                 // 22: sandbox.v1.Session
-	(*CommandConditions)(nil),       // 23: sandbox.v1.CommandConditions
-	(*CreateSessionRequest)(nil),    // 24: sandbox.v1.CreateSessionRequest
-	(*CreateSessionResponse)(nil),   // 25: sandbox.v1.CreateSessionResponse
-	(*ClaimSessionRequest)(nil),     // 26: sandbox.v1.ClaimSessionRequest
-	(*ClaimSessionResponse)(nil),    // 27: sandbox.v1.ClaimSessionResponse
-	(*GetSessionRequest)(nil),       // 28: sandbox.v1.GetSessionRequest
-	(*GetSessionResponse)(nil),      // 29: sandbox.v1.GetSessionResponse
-	(*SandboxKey)(nil),              // 30: sandbox.v1.SandboxKey
-	(*ListSessionsRequest)(nil),     // 31: sandbox.v1.ListSessionsRequest
-	(*ListSessionsResponse)(nil),    // 32: sandbox.v1.ListSessionsResponse
-	(*UpdateGrantsRequest)(nil),     // 33: sandbox.v1.UpdateGrantsRequest
-	(*UpdateGrantsResponse)(nil),    // 34: sandbox.v1.UpdateGrantsResponse
-	(*RetireSandboxRequest)(nil),    // 35: sandbox.v1.RetireSandboxRequest
-	(*RetireSandboxResponse)(nil),   // 36: sandbox.v1.RetireSandboxResponse
-	(*DeleteSessionRequest)(nil),    // 37: sandbox.v1.DeleteSessionRequest
-	(*DeleteSessionResponse)(nil),   // 38: sandbox.v1.DeleteSessionResponse
-	(*DeleteWorkspaceRequest)(nil),  // 39: sandbox.v1.DeleteWorkspaceRequest
-	(*DeleteWorkspaceResponse)(nil), // 40: sandbox.v1.DeleteWorkspaceResponse
-	(*WatchEventsRequest)(nil),      // 41: sandbox.v1.WatchEventsRequest
-	(*Event)(nil),                   // 42: sandbox.v1.Event
-	(*WatchEventsResponse)(nil),     // 43: sandbox.v1.WatchEventsResponse
-	(*OutputInfo)(nil),              // 44: sandbox.v1.OutputInfo
-	(*Usage)(nil),                   // 45: sandbox.v1.Usage
-	(*Harvest)(nil),                 // 46: sandbox.v1.Harvest
-	(*HarvestConflict)(nil),         // 47: sandbox.v1.HarvestConflict
-	(*ExecResult)(nil),              // 48: sandbox.v1.ExecResult
-	(*ExecRequest)(nil),             // 49: sandbox.v1.ExecRequest
-	(*ExecResponse)(nil),            // 50: sandbox.v1.ExecResponse
-	(*StreamExecRequest)(nil),       // 51: sandbox.v1.StreamExecRequest
-	(*OutputChunk)(nil),             // 52: sandbox.v1.OutputChunk
-	(*ExecStarted)(nil),             // 53: sandbox.v1.ExecStarted
-	(*StreamExecResponse)(nil),      // 54: sandbox.v1.StreamExecResponse
-	(*GetExecRequest)(nil),          // 55: sandbox.v1.GetExecRequest
-	(*GetExecResponse)(nil),         // 56: sandbox.v1.GetExecResponse
-	(*ListExecsRequest)(nil),        // 57: sandbox.v1.ListExecsRequest
-	(*ExecSummary)(nil),             // 58: sandbox.v1.ExecSummary
-	(*ListExecsResponse)(nil),       // 59: sandbox.v1.ListExecsResponse
-	(*CancelExecRequest)(nil),       // 60: sandbox.v1.CancelExecRequest
-	(*CancelExecResponse)(nil),      // 61: sandbox.v1.CancelExecResponse
-	(*GitRequest)(nil),              // 62: sandbox.v1.GitRequest
-	(*GitResponse)(nil),             // 63: sandbox.v1.GitResponse
-	(*HarvestRequest)(nil),          // 64: sandbox.v1.HarvestRequest
-	(*HarvestResponse)(nil),         // 65: sandbox.v1.HarvestResponse
-	(*CheckNodeRequest)(nil),        // 66: sandbox.v1.CheckNodeRequest
-	(*NodeCheck)(nil),               // 67: sandbox.v1.NodeCheck
-	(*CheckNodeResponse)(nil),       // 68: sandbox.v1.CheckNodeResponse
-	(*RuntimeStatus)(nil),           // 69: sandbox.v1.RuntimeStatus
-	(*DrainNodeRequest)(nil),        // 70: sandbox.v1.DrainNodeRequest
-	(*DrainedSession)(nil),          // 71: sandbox.v1.DrainedSession
-	(*DrainNodeResponse)(nil),       // 72: sandbox.v1.DrainNodeResponse
-	(*GetNodeInfoRequest)(nil),      // 73: sandbox.v1.GetNodeInfoRequest
-	(*GetNodeInfoResponse)(nil),     // 74: sandbox.v1.GetNodeInfoResponse
-	nil,                             // 75: sandbox.v1.Grant.EnvEntry
-	nil,                             // 76: sandbox.v1.Session.EnvEntry
-	nil,                             // 77: sandbox.v1.CreateSessionRequest.EnvEntry
-	nil,                             // 78: sandbox.v1.ExecResult.LabelsEntry
-	nil,                             // 79: sandbox.v1.ExecRequest.LabelsEntry
-	(*timestamppb.Timestamp)(nil),   // 80: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),     // 81: google.protobuf.Duration
+	(*SandboxNetwork)(nil),          // 22: sandbox.v1.SandboxNetwork
+	(*Session)(nil),                 // 23: sandbox.v1.Session
+	(*CommandConditions)(nil),       // 24: sandbox.v1.CommandConditions
+	(*CreateSessionRequest)(nil),    // 25: sandbox.v1.CreateSessionRequest
+	(*CreateSessionResponse)(nil),   // 26: sandbox.v1.CreateSessionResponse
+	(*ClaimSessionRequest)(nil),     // 27: sandbox.v1.ClaimSessionRequest
+	(*ClaimSessionResponse)(nil),    // 28: sandbox.v1.ClaimSessionResponse
+	(*GetSessionRequest)(nil),       // 29: sandbox.v1.GetSessionRequest
+	(*GetSessionResponse)(nil),      // 30: sandbox.v1.GetSessionResponse
+	(*SandboxKey)(nil),              // 31: sandbox.v1.SandboxKey
+	(*ListSessionsRequest)(nil),     // 32: sandbox.v1.ListSessionsRequest
+	(*ListSessionsResponse)(nil),    // 33: sandbox.v1.ListSessionsResponse
+	(*UpdateGrantsRequest)(nil),     // 34: sandbox.v1.UpdateGrantsRequest
+	(*UpdateGrantsResponse)(nil),    // 35: sandbox.v1.UpdateGrantsResponse
+	(*RetireSandboxRequest)(nil),    // 36: sandbox.v1.RetireSandboxRequest
+	(*RetireSandboxResponse)(nil),   // 37: sandbox.v1.RetireSandboxResponse
+	(*DeleteSessionRequest)(nil),    // 38: sandbox.v1.DeleteSessionRequest
+	(*DeleteSessionResponse)(nil),   // 39: sandbox.v1.DeleteSessionResponse
+	(*DeleteWorkspaceRequest)(nil),  // 40: sandbox.v1.DeleteWorkspaceRequest
+	(*DeleteWorkspaceResponse)(nil), // 41: sandbox.v1.DeleteWorkspaceResponse
+	(*WatchEventsRequest)(nil),      // 42: sandbox.v1.WatchEventsRequest
+	(*Event)(nil),                   // 43: sandbox.v1.Event
+	(*WatchEventsResponse)(nil),     // 44: sandbox.v1.WatchEventsResponse
+	(*OutputInfo)(nil),              // 45: sandbox.v1.OutputInfo
+	(*Usage)(nil),                   // 46: sandbox.v1.Usage
+	(*Harvest)(nil),                 // 47: sandbox.v1.Harvest
+	(*HarvestConflict)(nil),         // 48: sandbox.v1.HarvestConflict
+	(*ExecResult)(nil),              // 49: sandbox.v1.ExecResult
+	(*ExecRequest)(nil),             // 50: sandbox.v1.ExecRequest
+	(*ExecResponse)(nil),            // 51: sandbox.v1.ExecResponse
+	(*StreamExecRequest)(nil),       // 52: sandbox.v1.StreamExecRequest
+	(*OutputChunk)(nil),             // 53: sandbox.v1.OutputChunk
+	(*ExecStarted)(nil),             // 54: sandbox.v1.ExecStarted
+	(*StreamExecResponse)(nil),      // 55: sandbox.v1.StreamExecResponse
+	(*GetExecRequest)(nil),          // 56: sandbox.v1.GetExecRequest
+	(*GetExecResponse)(nil),         // 57: sandbox.v1.GetExecResponse
+	(*ListExecsRequest)(nil),        // 58: sandbox.v1.ListExecsRequest
+	(*ExecSummary)(nil),             // 59: sandbox.v1.ExecSummary
+	(*ListExecsResponse)(nil),       // 60: sandbox.v1.ListExecsResponse
+	(*CancelExecRequest)(nil),       // 61: sandbox.v1.CancelExecRequest
+	(*CancelExecResponse)(nil),      // 62: sandbox.v1.CancelExecResponse
+	(*GitRequest)(nil),              // 63: sandbox.v1.GitRequest
+	(*GitResponse)(nil),             // 64: sandbox.v1.GitResponse
+	(*HarvestRequest)(nil),          // 65: sandbox.v1.HarvestRequest
+	(*HarvestResponse)(nil),         // 66: sandbox.v1.HarvestResponse
+	(*CheckNodeRequest)(nil),        // 67: sandbox.v1.CheckNodeRequest
+	(*NodeCheck)(nil),               // 68: sandbox.v1.NodeCheck
+	(*CheckNodeResponse)(nil),       // 69: sandbox.v1.CheckNodeResponse
+	(*RuntimeStatus)(nil),           // 70: sandbox.v1.RuntimeStatus
+	(*DrainNodeRequest)(nil),        // 71: sandbox.v1.DrainNodeRequest
+	(*DrainedSession)(nil),          // 72: sandbox.v1.DrainedSession
+	(*DrainNodeResponse)(nil),       // 73: sandbox.v1.DrainNodeResponse
+	(*GetNodeInfoRequest)(nil),      // 74: sandbox.v1.GetNodeInfoRequest
+	(*GetNodeInfoResponse)(nil),     // 75: sandbox.v1.GetNodeInfoResponse
+	nil,                             // 76: sandbox.v1.Grant.EnvEntry
+	nil,                             // 77: sandbox.v1.Session.EnvEntry
+	nil,                             // 78: sandbox.v1.CreateSessionRequest.EnvEntry
+	nil,                             // 79: sandbox.v1.ExecResult.LabelsEntry
+	nil,                             // 80: sandbox.v1.ExecRequest.LabelsEntry
+	(*timestamppb.Timestamp)(nil),   // 81: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),     // 82: google.protobuf.Duration
 }
 var file_sandbox_v1_sandbox_proto_depIdxs = []int32{
 	10,  // 0: sandbox.v1.Grant.files:type_name -> sandbox.v1.GrantFile
-	75,  // 1: sandbox.v1.Grant.env:type_name -> sandbox.v1.Grant.EnvEntry
-	80,  // 2: sandbox.v1.Grant.expires_at:type_name -> google.protobuf.Timestamp
-	80,  // 3: sandbox.v1.EvidenceItem.observed_at:type_name -> google.protobuf.Timestamp
+	76,  // 1: sandbox.v1.Grant.env:type_name -> sandbox.v1.Grant.EnvEntry
+	81,  // 2: sandbox.v1.Grant.expires_at:type_name -> google.protobuf.Timestamp
+	81,  // 3: sandbox.v1.EvidenceItem.observed_at:type_name -> google.protobuf.Timestamp
 	13,  // 4: sandbox.v1.Evidence.items:type_name -> sandbox.v1.EvidenceItem
 	4,   // 5: sandbox.v1.Sandbox.state:type_name -> sandbox.v1.Sandbox.State
-	80,  // 6: sandbox.v1.Sandbox.started_at:type_name -> google.protobuf.Timestamp
+	81,  // 6: sandbox.v1.Sandbox.started_at:type_name -> google.protobuf.Timestamp
 	18,  // 7: sandbox.v1.Sandbox.proof:type_name -> sandbox.v1.ProofItem
 	15,  // 8: sandbox.v1.Sandbox.seals:type_name -> sandbox.v1.Seal
 	14,  // 9: sandbox.v1.Sandbox.evidence:type_name -> sandbox.v1.Evidence
 	0,   // 10: sandbox.v1.Sandbox.isolation:type_name -> sandbox.v1.Isolation
 	20,  // 11: sandbox.v1.Sandbox.provenance:type_name -> sandbox.v1.Provenance
 	19,  // 12: sandbox.v1.Sandbox.concessions:type_name -> sandbox.v1.Concession
-	5,   // 13: sandbox.v1.Session.state:type_name -> sandbox.v1.Session.State
-	7,   // 14: sandbox.v1.Session.workspace:type_name -> sandbox.v1.Workspace
-	21,  // 15: sandbox.v1.Session.sandbox:type_name -> sandbox.v1.Sandbox
-	8,   // 16: sandbox.v1.Session.resources:type_name -> sandbox.v1.Resources
-	9,   // 17: sandbox.v1.Session.network:type_name -> sandbox.v1.Network
-	76,  // 18: sandbox.v1.Session.env:type_name -> sandbox.v1.Session.EnvEntry
-	80,  // 19: sandbox.v1.Session.created_at:type_name -> google.protobuf.Timestamp
-	12,  // 20: sandbox.v1.Session.caches:type_name -> sandbox.v1.Cache
-	16,  // 21: sandbox.v1.Session.mounts:type_name -> sandbox.v1.Mount
-	17,  // 22: sandbox.v1.Session.left_out:type_name -> sandbox.v1.GuardFinding
-	46,  // 23: sandbox.v1.Session.last_harvest:type_name -> sandbox.v1.Harvest
-	23,  // 24: sandbox.v1.Session.conditions:type_name -> sandbox.v1.CommandConditions
-	0,   // 25: sandbox.v1.Session.min_isolation:type_name -> sandbox.v1.Isolation
-	81,  // 26: sandbox.v1.CommandConditions.timeout:type_name -> google.protobuf.Duration
-	81,  // 27: sandbox.v1.CommandConditions.max_timeout:type_name -> google.protobuf.Duration
-	7,   // 28: sandbox.v1.CreateSessionRequest.workspace:type_name -> sandbox.v1.Workspace
-	8,   // 29: sandbox.v1.CreateSessionRequest.resources:type_name -> sandbox.v1.Resources
-	9,   // 30: sandbox.v1.CreateSessionRequest.network:type_name -> sandbox.v1.Network
-	11,  // 31: sandbox.v1.CreateSessionRequest.grants:type_name -> sandbox.v1.Grant
-	12,  // 32: sandbox.v1.CreateSessionRequest.caches:type_name -> sandbox.v1.Cache
-	77,  // 33: sandbox.v1.CreateSessionRequest.env:type_name -> sandbox.v1.CreateSessionRequest.EnvEntry
-	0,   // 34: sandbox.v1.CreateSessionRequest.min_isolation:type_name -> sandbox.v1.Isolation
-	22,  // 35: sandbox.v1.CreateSessionResponse.session:type_name -> sandbox.v1.Session
-	22,  // 36: sandbox.v1.ClaimSessionResponse.session:type_name -> sandbox.v1.Session
-	22,  // 37: sandbox.v1.GetSessionResponse.session:type_name -> sandbox.v1.Session
-	30,  // 38: sandbox.v1.GetSessionResponse.sandbox_key:type_name -> sandbox.v1.SandboxKey
-	22,  // 39: sandbox.v1.ListSessionsResponse.sessions:type_name -> sandbox.v1.Session
-	11,  // 40: sandbox.v1.UpdateGrantsRequest.grants:type_name -> sandbox.v1.Grant
-	22,  // 41: sandbox.v1.UpdateGrantsResponse.session:type_name -> sandbox.v1.Session
-	22,  // 42: sandbox.v1.RetireSandboxResponse.session:type_name -> sandbox.v1.Session
-	14,  // 43: sandbox.v1.RetireSandboxResponse.evidence:type_name -> sandbox.v1.Evidence
-	14,  // 44: sandbox.v1.DeleteSessionResponse.evidence:type_name -> sandbox.v1.Evidence
-	14,  // 45: sandbox.v1.DeleteWorkspaceResponse.evidence:type_name -> sandbox.v1.Evidence
-	80,  // 46: sandbox.v1.Event.at:type_name -> google.protobuf.Timestamp
-	42,  // 47: sandbox.v1.WatchEventsResponse.event:type_name -> sandbox.v1.Event
-	81,  // 48: sandbox.v1.Usage.user_cpu:type_name -> google.protobuf.Duration
-	81,  // 49: sandbox.v1.Usage.system_cpu:type_name -> google.protobuf.Duration
-	47,  // 50: sandbox.v1.Harvest.conflicts:type_name -> sandbox.v1.HarvestConflict
-	6,   // 51: sandbox.v1.ExecResult.status:type_name -> sandbox.v1.ExecResult.Status
-	44,  // 52: sandbox.v1.ExecResult.stdout_info:type_name -> sandbox.v1.OutputInfo
-	44,  // 53: sandbox.v1.ExecResult.stderr_info:type_name -> sandbox.v1.OutputInfo
-	80,  // 54: sandbox.v1.ExecResult.started_at:type_name -> google.protobuf.Timestamp
-	81,  // 55: sandbox.v1.ExecResult.duration:type_name -> google.protobuf.Duration
-	45,  // 56: sandbox.v1.ExecResult.usage:type_name -> sandbox.v1.Usage
-	46,  // 57: sandbox.v1.ExecResult.harvest:type_name -> sandbox.v1.Harvest
-	78,  // 58: sandbox.v1.ExecResult.labels:type_name -> sandbox.v1.ExecResult.LabelsEntry
-	14,  // 59: sandbox.v1.ExecResult.evidence:type_name -> sandbox.v1.Evidence
-	79,  // 60: sandbox.v1.ExecRequest.labels:type_name -> sandbox.v1.ExecRequest.LabelsEntry
-	48,  // 61: sandbox.v1.ExecResponse.result:type_name -> sandbox.v1.ExecResult
-	49,  // 62: sandbox.v1.StreamExecRequest.exec:type_name -> sandbox.v1.ExecRequest
-	2,   // 63: sandbox.v1.OutputChunk.stream:type_name -> sandbox.v1.Stream
-	53,  // 64: sandbox.v1.StreamExecResponse.started:type_name -> sandbox.v1.ExecStarted
-	52,  // 65: sandbox.v1.StreamExecResponse.output:type_name -> sandbox.v1.OutputChunk
-	48,  // 66: sandbox.v1.StreamExecResponse.result:type_name -> sandbox.v1.ExecResult
-	1,   // 67: sandbox.v1.GetExecResponse.state:type_name -> sandbox.v1.ExecState
-	48,  // 68: sandbox.v1.GetExecResponse.result:type_name -> sandbox.v1.ExecResult
-	1,   // 69: sandbox.v1.ExecSummary.state:type_name -> sandbox.v1.ExecState
-	6,   // 70: sandbox.v1.ExecSummary.status:type_name -> sandbox.v1.ExecResult.Status
-	80,  // 71: sandbox.v1.ExecSummary.requested_at:type_name -> google.protobuf.Timestamp
-	58,  // 72: sandbox.v1.ListExecsResponse.execs:type_name -> sandbox.v1.ExecSummary
-	48,  // 73: sandbox.v1.CancelExecResponse.result:type_name -> sandbox.v1.ExecResult
-	46,  // 74: sandbox.v1.GitResponse.harvest:type_name -> sandbox.v1.Harvest
-	46,  // 75: sandbox.v1.HarvestResponse.harvest:type_name -> sandbox.v1.Harvest
-	3,   // 76: sandbox.v1.NodeCheck.outcome:type_name -> sandbox.v1.CheckOutcome
-	67,  // 77: sandbox.v1.CheckNodeResponse.checks:type_name -> sandbox.v1.NodeCheck
-	69,  // 78: sandbox.v1.CheckNodeResponse.runtimes:type_name -> sandbox.v1.RuntimeStatus
-	0,   // 79: sandbox.v1.RuntimeStatus.isolation:type_name -> sandbox.v1.Isolation
-	19,  // 80: sandbox.v1.RuntimeStatus.concessions:type_name -> sandbox.v1.Concession
-	80,  // 81: sandbox.v1.RuntimeStatus.checked_at:type_name -> google.protobuf.Timestamp
-	14,  // 82: sandbox.v1.DrainedSession.evidence:type_name -> sandbox.v1.Evidence
-	71,  // 83: sandbox.v1.DrainNodeResponse.sessions:type_name -> sandbox.v1.DrainedSession
-	80,  // 84: sandbox.v1.GetNodeInfoResponse.started_at:type_name -> google.protobuf.Timestamp
-	69,  // 85: sandbox.v1.GetNodeInfoResponse.runtimes:type_name -> sandbox.v1.RuntimeStatus
-	24,  // 86: sandbox.v1.SessionService.CreateSession:input_type -> sandbox.v1.CreateSessionRequest
-	26,  // 87: sandbox.v1.SessionService.ClaimSession:input_type -> sandbox.v1.ClaimSessionRequest
-	28,  // 88: sandbox.v1.SessionService.GetSession:input_type -> sandbox.v1.GetSessionRequest
-	31,  // 89: sandbox.v1.SessionService.ListSessions:input_type -> sandbox.v1.ListSessionsRequest
-	33,  // 90: sandbox.v1.SessionService.UpdateGrants:input_type -> sandbox.v1.UpdateGrantsRequest
-	35,  // 91: sandbox.v1.SessionService.RetireSandbox:input_type -> sandbox.v1.RetireSandboxRequest
-	37,  // 92: sandbox.v1.SessionService.DeleteSession:input_type -> sandbox.v1.DeleteSessionRequest
-	39,  // 93: sandbox.v1.SessionService.DeleteWorkspace:input_type -> sandbox.v1.DeleteWorkspaceRequest
-	41,  // 94: sandbox.v1.SessionService.WatchEvents:input_type -> sandbox.v1.WatchEventsRequest
-	49,  // 95: sandbox.v1.ExecService.Exec:input_type -> sandbox.v1.ExecRequest
-	51,  // 96: sandbox.v1.ExecService.StreamExec:input_type -> sandbox.v1.StreamExecRequest
-	55,  // 97: sandbox.v1.ExecService.GetExec:input_type -> sandbox.v1.GetExecRequest
-	57,  // 98: sandbox.v1.ExecService.ListExecs:input_type -> sandbox.v1.ListExecsRequest
-	60,  // 99: sandbox.v1.ExecService.CancelExec:input_type -> sandbox.v1.CancelExecRequest
-	62,  // 100: sandbox.v1.GitService.Git:input_type -> sandbox.v1.GitRequest
-	64,  // 101: sandbox.v1.GitService.Harvest:input_type -> sandbox.v1.HarvestRequest
-	66,  // 102: sandbox.v1.NodeService.CheckNode:input_type -> sandbox.v1.CheckNodeRequest
-	73,  // 103: sandbox.v1.NodeService.GetNodeInfo:input_type -> sandbox.v1.GetNodeInfoRequest
-	70,  // 104: sandbox.v1.NodeService.DrainNode:input_type -> sandbox.v1.DrainNodeRequest
-	25,  // 105: sandbox.v1.SessionService.CreateSession:output_type -> sandbox.v1.CreateSessionResponse
-	27,  // 106: sandbox.v1.SessionService.ClaimSession:output_type -> sandbox.v1.ClaimSessionResponse
-	29,  // 107: sandbox.v1.SessionService.GetSession:output_type -> sandbox.v1.GetSessionResponse
-	32,  // 108: sandbox.v1.SessionService.ListSessions:output_type -> sandbox.v1.ListSessionsResponse
-	34,  // 109: sandbox.v1.SessionService.UpdateGrants:output_type -> sandbox.v1.UpdateGrantsResponse
-	36,  // 110: sandbox.v1.SessionService.RetireSandbox:output_type -> sandbox.v1.RetireSandboxResponse
-	38,  // 111: sandbox.v1.SessionService.DeleteSession:output_type -> sandbox.v1.DeleteSessionResponse
-	40,  // 112: sandbox.v1.SessionService.DeleteWorkspace:output_type -> sandbox.v1.DeleteWorkspaceResponse
-	43,  // 113: sandbox.v1.SessionService.WatchEvents:output_type -> sandbox.v1.WatchEventsResponse
-	50,  // 114: sandbox.v1.ExecService.Exec:output_type -> sandbox.v1.ExecResponse
-	54,  // 115: sandbox.v1.ExecService.StreamExec:output_type -> sandbox.v1.StreamExecResponse
-	56,  // 116: sandbox.v1.ExecService.GetExec:output_type -> sandbox.v1.GetExecResponse
-	59,  // 117: sandbox.v1.ExecService.ListExecs:output_type -> sandbox.v1.ListExecsResponse
-	61,  // 118: sandbox.v1.ExecService.CancelExec:output_type -> sandbox.v1.CancelExecResponse
-	63,  // 119: sandbox.v1.GitService.Git:output_type -> sandbox.v1.GitResponse
-	65,  // 120: sandbox.v1.GitService.Harvest:output_type -> sandbox.v1.HarvestResponse
-	68,  // 121: sandbox.v1.NodeService.CheckNode:output_type -> sandbox.v1.CheckNodeResponse
-	74,  // 122: sandbox.v1.NodeService.GetNodeInfo:output_type -> sandbox.v1.GetNodeInfoResponse
-	72,  // 123: sandbox.v1.NodeService.DrainNode:output_type -> sandbox.v1.DrainNodeResponse
-	105, // [105:124] is the sub-list for method output_type
-	86,  // [86:105] is the sub-list for method input_type
-	86,  // [86:86] is the sub-list for extension type_name
-	86,  // [86:86] is the sub-list for extension extendee
-	0,   // [0:86] is the sub-list for field type_name
+	22,  // 13: sandbox.v1.Sandbox.network:type_name -> sandbox.v1.SandboxNetwork
+	5,   // 14: sandbox.v1.Session.state:type_name -> sandbox.v1.Session.State
+	7,   // 15: sandbox.v1.Session.workspace:type_name -> sandbox.v1.Workspace
+	21,  // 16: sandbox.v1.Session.sandbox:type_name -> sandbox.v1.Sandbox
+	8,   // 17: sandbox.v1.Session.resources:type_name -> sandbox.v1.Resources
+	9,   // 18: sandbox.v1.Session.network:type_name -> sandbox.v1.Network
+	77,  // 19: sandbox.v1.Session.env:type_name -> sandbox.v1.Session.EnvEntry
+	81,  // 20: sandbox.v1.Session.created_at:type_name -> google.protobuf.Timestamp
+	12,  // 21: sandbox.v1.Session.caches:type_name -> sandbox.v1.Cache
+	16,  // 22: sandbox.v1.Session.mounts:type_name -> sandbox.v1.Mount
+	17,  // 23: sandbox.v1.Session.left_out:type_name -> sandbox.v1.GuardFinding
+	47,  // 24: sandbox.v1.Session.last_harvest:type_name -> sandbox.v1.Harvest
+	24,  // 25: sandbox.v1.Session.conditions:type_name -> sandbox.v1.CommandConditions
+	0,   // 26: sandbox.v1.Session.min_isolation:type_name -> sandbox.v1.Isolation
+	82,  // 27: sandbox.v1.CommandConditions.timeout:type_name -> google.protobuf.Duration
+	82,  // 28: sandbox.v1.CommandConditions.max_timeout:type_name -> google.protobuf.Duration
+	7,   // 29: sandbox.v1.CreateSessionRequest.workspace:type_name -> sandbox.v1.Workspace
+	8,   // 30: sandbox.v1.CreateSessionRequest.resources:type_name -> sandbox.v1.Resources
+	9,   // 31: sandbox.v1.CreateSessionRequest.network:type_name -> sandbox.v1.Network
+	11,  // 32: sandbox.v1.CreateSessionRequest.grants:type_name -> sandbox.v1.Grant
+	12,  // 33: sandbox.v1.CreateSessionRequest.caches:type_name -> sandbox.v1.Cache
+	78,  // 34: sandbox.v1.CreateSessionRequest.env:type_name -> sandbox.v1.CreateSessionRequest.EnvEntry
+	0,   // 35: sandbox.v1.CreateSessionRequest.min_isolation:type_name -> sandbox.v1.Isolation
+	23,  // 36: sandbox.v1.CreateSessionResponse.session:type_name -> sandbox.v1.Session
+	23,  // 37: sandbox.v1.ClaimSessionResponse.session:type_name -> sandbox.v1.Session
+	23,  // 38: sandbox.v1.GetSessionResponse.session:type_name -> sandbox.v1.Session
+	31,  // 39: sandbox.v1.GetSessionResponse.sandbox_key:type_name -> sandbox.v1.SandboxKey
+	23,  // 40: sandbox.v1.ListSessionsResponse.sessions:type_name -> sandbox.v1.Session
+	11,  // 41: sandbox.v1.UpdateGrantsRequest.grants:type_name -> sandbox.v1.Grant
+	23,  // 42: sandbox.v1.UpdateGrantsResponse.session:type_name -> sandbox.v1.Session
+	23,  // 43: sandbox.v1.RetireSandboxResponse.session:type_name -> sandbox.v1.Session
+	14,  // 44: sandbox.v1.RetireSandboxResponse.evidence:type_name -> sandbox.v1.Evidence
+	14,  // 45: sandbox.v1.DeleteSessionResponse.evidence:type_name -> sandbox.v1.Evidence
+	14,  // 46: sandbox.v1.DeleteWorkspaceResponse.evidence:type_name -> sandbox.v1.Evidence
+	81,  // 47: sandbox.v1.Event.at:type_name -> google.protobuf.Timestamp
+	43,  // 48: sandbox.v1.WatchEventsResponse.event:type_name -> sandbox.v1.Event
+	82,  // 49: sandbox.v1.Usage.user_cpu:type_name -> google.protobuf.Duration
+	82,  // 50: sandbox.v1.Usage.system_cpu:type_name -> google.protobuf.Duration
+	48,  // 51: sandbox.v1.Harvest.conflicts:type_name -> sandbox.v1.HarvestConflict
+	6,   // 52: sandbox.v1.ExecResult.status:type_name -> sandbox.v1.ExecResult.Status
+	45,  // 53: sandbox.v1.ExecResult.stdout_info:type_name -> sandbox.v1.OutputInfo
+	45,  // 54: sandbox.v1.ExecResult.stderr_info:type_name -> sandbox.v1.OutputInfo
+	81,  // 55: sandbox.v1.ExecResult.started_at:type_name -> google.protobuf.Timestamp
+	82,  // 56: sandbox.v1.ExecResult.duration:type_name -> google.protobuf.Duration
+	46,  // 57: sandbox.v1.ExecResult.usage:type_name -> sandbox.v1.Usage
+	47,  // 58: sandbox.v1.ExecResult.harvest:type_name -> sandbox.v1.Harvest
+	79,  // 59: sandbox.v1.ExecResult.labels:type_name -> sandbox.v1.ExecResult.LabelsEntry
+	14,  // 60: sandbox.v1.ExecResult.evidence:type_name -> sandbox.v1.Evidence
+	80,  // 61: sandbox.v1.ExecRequest.labels:type_name -> sandbox.v1.ExecRequest.LabelsEntry
+	49,  // 62: sandbox.v1.ExecResponse.result:type_name -> sandbox.v1.ExecResult
+	50,  // 63: sandbox.v1.StreamExecRequest.exec:type_name -> sandbox.v1.ExecRequest
+	2,   // 64: sandbox.v1.OutputChunk.stream:type_name -> sandbox.v1.Stream
+	54,  // 65: sandbox.v1.StreamExecResponse.started:type_name -> sandbox.v1.ExecStarted
+	53,  // 66: sandbox.v1.StreamExecResponse.output:type_name -> sandbox.v1.OutputChunk
+	49,  // 67: sandbox.v1.StreamExecResponse.result:type_name -> sandbox.v1.ExecResult
+	1,   // 68: sandbox.v1.GetExecResponse.state:type_name -> sandbox.v1.ExecState
+	49,  // 69: sandbox.v1.GetExecResponse.result:type_name -> sandbox.v1.ExecResult
+	1,   // 70: sandbox.v1.ExecSummary.state:type_name -> sandbox.v1.ExecState
+	6,   // 71: sandbox.v1.ExecSummary.status:type_name -> sandbox.v1.ExecResult.Status
+	81,  // 72: sandbox.v1.ExecSummary.requested_at:type_name -> google.protobuf.Timestamp
+	59,  // 73: sandbox.v1.ListExecsResponse.execs:type_name -> sandbox.v1.ExecSummary
+	49,  // 74: sandbox.v1.CancelExecResponse.result:type_name -> sandbox.v1.ExecResult
+	47,  // 75: sandbox.v1.GitResponse.harvest:type_name -> sandbox.v1.Harvest
+	47,  // 76: sandbox.v1.HarvestResponse.harvest:type_name -> sandbox.v1.Harvest
+	3,   // 77: sandbox.v1.NodeCheck.outcome:type_name -> sandbox.v1.CheckOutcome
+	68,  // 78: sandbox.v1.CheckNodeResponse.checks:type_name -> sandbox.v1.NodeCheck
+	70,  // 79: sandbox.v1.CheckNodeResponse.runtimes:type_name -> sandbox.v1.RuntimeStatus
+	0,   // 80: sandbox.v1.RuntimeStatus.isolation:type_name -> sandbox.v1.Isolation
+	19,  // 81: sandbox.v1.RuntimeStatus.concessions:type_name -> sandbox.v1.Concession
+	81,  // 82: sandbox.v1.RuntimeStatus.checked_at:type_name -> google.protobuf.Timestamp
+	14,  // 83: sandbox.v1.DrainedSession.evidence:type_name -> sandbox.v1.Evidence
+	72,  // 84: sandbox.v1.DrainNodeResponse.sessions:type_name -> sandbox.v1.DrainedSession
+	81,  // 85: sandbox.v1.GetNodeInfoResponse.started_at:type_name -> google.protobuf.Timestamp
+	70,  // 86: sandbox.v1.GetNodeInfoResponse.runtimes:type_name -> sandbox.v1.RuntimeStatus
+	25,  // 87: sandbox.v1.SessionService.CreateSession:input_type -> sandbox.v1.CreateSessionRequest
+	27,  // 88: sandbox.v1.SessionService.ClaimSession:input_type -> sandbox.v1.ClaimSessionRequest
+	29,  // 89: sandbox.v1.SessionService.GetSession:input_type -> sandbox.v1.GetSessionRequest
+	32,  // 90: sandbox.v1.SessionService.ListSessions:input_type -> sandbox.v1.ListSessionsRequest
+	34,  // 91: sandbox.v1.SessionService.UpdateGrants:input_type -> sandbox.v1.UpdateGrantsRequest
+	36,  // 92: sandbox.v1.SessionService.RetireSandbox:input_type -> sandbox.v1.RetireSandboxRequest
+	38,  // 93: sandbox.v1.SessionService.DeleteSession:input_type -> sandbox.v1.DeleteSessionRequest
+	40,  // 94: sandbox.v1.SessionService.DeleteWorkspace:input_type -> sandbox.v1.DeleteWorkspaceRequest
+	42,  // 95: sandbox.v1.SessionService.WatchEvents:input_type -> sandbox.v1.WatchEventsRequest
+	50,  // 96: sandbox.v1.ExecService.Exec:input_type -> sandbox.v1.ExecRequest
+	52,  // 97: sandbox.v1.ExecService.StreamExec:input_type -> sandbox.v1.StreamExecRequest
+	56,  // 98: sandbox.v1.ExecService.GetExec:input_type -> sandbox.v1.GetExecRequest
+	58,  // 99: sandbox.v1.ExecService.ListExecs:input_type -> sandbox.v1.ListExecsRequest
+	61,  // 100: sandbox.v1.ExecService.CancelExec:input_type -> sandbox.v1.CancelExecRequest
+	63,  // 101: sandbox.v1.GitService.Git:input_type -> sandbox.v1.GitRequest
+	65,  // 102: sandbox.v1.GitService.Harvest:input_type -> sandbox.v1.HarvestRequest
+	67,  // 103: sandbox.v1.NodeService.CheckNode:input_type -> sandbox.v1.CheckNodeRequest
+	74,  // 104: sandbox.v1.NodeService.GetNodeInfo:input_type -> sandbox.v1.GetNodeInfoRequest
+	71,  // 105: sandbox.v1.NodeService.DrainNode:input_type -> sandbox.v1.DrainNodeRequest
+	26,  // 106: sandbox.v1.SessionService.CreateSession:output_type -> sandbox.v1.CreateSessionResponse
+	28,  // 107: sandbox.v1.SessionService.ClaimSession:output_type -> sandbox.v1.ClaimSessionResponse
+	30,  // 108: sandbox.v1.SessionService.GetSession:output_type -> sandbox.v1.GetSessionResponse
+	33,  // 109: sandbox.v1.SessionService.ListSessions:output_type -> sandbox.v1.ListSessionsResponse
+	35,  // 110: sandbox.v1.SessionService.UpdateGrants:output_type -> sandbox.v1.UpdateGrantsResponse
+	37,  // 111: sandbox.v1.SessionService.RetireSandbox:output_type -> sandbox.v1.RetireSandboxResponse
+	39,  // 112: sandbox.v1.SessionService.DeleteSession:output_type -> sandbox.v1.DeleteSessionResponse
+	41,  // 113: sandbox.v1.SessionService.DeleteWorkspace:output_type -> sandbox.v1.DeleteWorkspaceResponse
+	44,  // 114: sandbox.v1.SessionService.WatchEvents:output_type -> sandbox.v1.WatchEventsResponse
+	51,  // 115: sandbox.v1.ExecService.Exec:output_type -> sandbox.v1.ExecResponse
+	55,  // 116: sandbox.v1.ExecService.StreamExec:output_type -> sandbox.v1.StreamExecResponse
+	57,  // 117: sandbox.v1.ExecService.GetExec:output_type -> sandbox.v1.GetExecResponse
+	60,  // 118: sandbox.v1.ExecService.ListExecs:output_type -> sandbox.v1.ListExecsResponse
+	62,  // 119: sandbox.v1.ExecService.CancelExec:output_type -> sandbox.v1.CancelExecResponse
+	64,  // 120: sandbox.v1.GitService.Git:output_type -> sandbox.v1.GitResponse
+	66,  // 121: sandbox.v1.GitService.Harvest:output_type -> sandbox.v1.HarvestResponse
+	69,  // 122: sandbox.v1.NodeService.CheckNode:output_type -> sandbox.v1.CheckNodeResponse
+	75,  // 123: sandbox.v1.NodeService.GetNodeInfo:output_type -> sandbox.v1.GetNodeInfoResponse
+	73,  // 124: sandbox.v1.NodeService.DrainNode:output_type -> sandbox.v1.DrainNodeResponse
+	106, // [106:125] is the sub-list for method output_type
+	87,  // [87:106] is the sub-list for method input_type
+	87,  // [87:87] is the sub-list for extension type_name
+	87,  // [87:87] is the sub-list for extension extendee
+	0,   // [0:87] is the sub-list for field type_name
 }
 
 func init() { file_sandbox_v1_sandbox_proto_init() }
@@ -6153,20 +6254,20 @@ func file_sandbox_v1_sandbox_proto_init() {
 	if File_sandbox_v1_sandbox_proto != nil {
 		return
 	}
-	file_sandbox_v1_sandbox_proto_msgTypes[42].OneofWrappers = []any{}
-	file_sandbox_v1_sandbox_proto_msgTypes[47].OneofWrappers = []any{
+	file_sandbox_v1_sandbox_proto_msgTypes[43].OneofWrappers = []any{}
+	file_sandbox_v1_sandbox_proto_msgTypes[48].OneofWrappers = []any{
 		(*StreamExecResponse_Started)(nil),
 		(*StreamExecResponse_Output)(nil),
 		(*StreamExecResponse_Result)(nil),
 	}
-	file_sandbox_v1_sandbox_proto_msgTypes[55].OneofWrappers = []any{}
+	file_sandbox_v1_sandbox_proto_msgTypes[56].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_sandbox_v1_sandbox_proto_rawDesc), len(file_sandbox_v1_sandbox_proto_rawDesc)),
 			NumEnums:      7,
-			NumMessages:   73,
+			NumMessages:   74,
 			NumExtensions: 0,
 			NumServices:   4,
 		},
