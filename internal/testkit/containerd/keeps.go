@@ -13,6 +13,9 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
+// Pid is its process's.
+func (d *Daemon) Pid() int { return d.cmd.Process.Pid }
+
 // Keeps is what it has of each sandbox, by the sandbox's id: containers, tasks, leases, snapshots that are a sandbox's own,
 // shims and their folders.
 func (d *Daemon) Keeps() map[string][]string {
