@@ -243,6 +243,69 @@ func (CheckOutcome) EnumDescriptor() ([]byte, []int) {
 	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{3}
 }
 
+// What an outcome means for this node and its configuration, from the best to the worst.
+type CheckVerdict int32
+
+const (
+	CheckVerdict_CHECK_VERDICT_UNSPECIFIED CheckVerdict = 0
+	CheckVerdict_CHECK_OK                  CheckVerdict = 1
+	// It is not there, and nothing that is configured needs it, or what takes its place is as good.
+	CheckVerdict_CHECK_NOTE CheckVerdict = 2
+	// It is needed, and could not be looked at.
+	CheckVerdict_CHECK_UNKNOWN CheckVerdict = 3
+	// A weaker layer takes its place (NodeCheck.instead), and the promises hold.
+	CheckVerdict_CHECK_DEGRADED CheckVerdict = 4
+	// Something that is configured can't be had.
+	CheckVerdict_CHECK_MISSING CheckVerdict = 5
+)
+
+// Enum value maps for CheckVerdict.
+var (
+	CheckVerdict_name = map[int32]string{
+		0: "CHECK_VERDICT_UNSPECIFIED",
+		1: "CHECK_OK",
+		2: "CHECK_NOTE",
+		3: "CHECK_UNKNOWN",
+		4: "CHECK_DEGRADED",
+		5: "CHECK_MISSING",
+	}
+	CheckVerdict_value = map[string]int32{
+		"CHECK_VERDICT_UNSPECIFIED": 0,
+		"CHECK_OK":                  1,
+		"CHECK_NOTE":                2,
+		"CHECK_UNKNOWN":             3,
+		"CHECK_DEGRADED":            4,
+		"CHECK_MISSING":             5,
+	}
+)
+
+func (x CheckVerdict) Enum() *CheckVerdict {
+	p := new(CheckVerdict)
+	*p = x
+	return p
+}
+
+func (x CheckVerdict) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (CheckVerdict) Descriptor() protoreflect.EnumDescriptor {
+	return file_sandbox_v1_sandbox_proto_enumTypes[4].Descriptor()
+}
+
+func (CheckVerdict) Type() protoreflect.EnumType {
+	return &file_sandbox_v1_sandbox_proto_enumTypes[4]
+}
+
+func (x CheckVerdict) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use CheckVerdict.Descriptor instead.
+func (CheckVerdict) EnumDescriptor() ([]byte, []int) {
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{4}
+}
+
 type Sandbox_State int32
 
 const (
@@ -285,11 +348,11 @@ func (x Sandbox_State) String() string {
 }
 
 func (Sandbox_State) Descriptor() protoreflect.EnumDescriptor {
-	return file_sandbox_v1_sandbox_proto_enumTypes[4].Descriptor()
+	return file_sandbox_v1_sandbox_proto_enumTypes[5].Descriptor()
 }
 
 func (Sandbox_State) Type() protoreflect.EnumType {
-	return &file_sandbox_v1_sandbox_proto_enumTypes[4]
+	return &file_sandbox_v1_sandbox_proto_enumTypes[5]
 }
 
 func (x Sandbox_State) Number() protoreflect.EnumNumber {
@@ -354,11 +417,11 @@ func (x Session_State) String() string {
 }
 
 func (Session_State) Descriptor() protoreflect.EnumDescriptor {
-	return file_sandbox_v1_sandbox_proto_enumTypes[5].Descriptor()
+	return file_sandbox_v1_sandbox_proto_enumTypes[6].Descriptor()
 }
 
 func (Session_State) Type() protoreflect.EnumType {
-	return &file_sandbox_v1_sandbox_proto_enumTypes[5]
+	return &file_sandbox_v1_sandbox_proto_enumTypes[6]
 }
 
 func (x Session_State) Number() protoreflect.EnumNumber {
@@ -425,11 +488,11 @@ func (x ExecResult_Status) String() string {
 }
 
 func (ExecResult_Status) Descriptor() protoreflect.EnumDescriptor {
-	return file_sandbox_v1_sandbox_proto_enumTypes[6].Descriptor()
+	return file_sandbox_v1_sandbox_proto_enumTypes[7].Descriptor()
 }
 
 func (ExecResult_Status) Type() protoreflect.EnumType {
-	return &file_sandbox_v1_sandbox_proto_enumTypes[6]
+	return &file_sandbox_v1_sandbox_proto_enumTypes[7]
 }
 
 func (x ExecResult_Status) Number() protoreflect.EnumNumber {
@@ -4883,7 +4946,9 @@ func (x *HarvestResponse) GetHarvest() *Harvest {
 }
 
 type CheckNodeRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Runtimes that are looked at as if they were in runtime.allowed as well: "embedded", "runc", "gvisor" or "kata".
+	Runtimes      []string `protobuf:"bytes,1,rep,name=runtimes,proto3" json:"runtimes,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4918,14 +4983,32 @@ func (*CheckNodeRequest) Descriptor() ([]byte, []int) {
 	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{60}
 }
 
+func (x *CheckNodeRequest) GetRuntimes() []string {
+	if x != nil {
+		return x.Runtimes
+	}
+	return nil
+}
+
 type NodeCheck struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Feature       string                 `protobuf:"bytes,1,opt,name=feature,proto3" json:"feature,omitempty"`
-	Outcome       CheckOutcome           `protobuf:"varint,2,opt,name=outcome,proto3,enum=sandbox.v1.CheckOutcome" json:"outcome,omitempty"`
-	Since         string                 `protobuf:"bytes,3,opt,name=since,proto3" json:"since,omitempty"`
-	Purpose       string                 `protobuf:"bytes,4,opt,name=purpose,proto3" json:"purpose,omitempty"`
-	Remedy        string                 `protobuf:"bytes,5,opt,name=remedy,proto3" json:"remedy,omitempty"`
-	Detail        string                 `protobuf:"bytes,6,opt,name=detail,proto3" json:"detail,omitempty"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// A row of docs/host-requirements.md, or "runtime NAME".
+	Feature string       `protobuf:"bytes,1,opt,name=feature,proto3" json:"feature,omitempty"`
+	Outcome CheckOutcome `protobuf:"varint,2,opt,name=outcome,proto3,enum=sandbox.v1.CheckOutcome" json:"outcome,omitempty"`
+	// The first version that has it, "Linux 5.12"; empty where there is none to name.
+	Since   string `protobuf:"bytes,3,opt,name=since,proto3" json:"since,omitempty"`
+	Purpose string `protobuf:"bytes,4,opt,name=purpose,proto3" json:"purpose,omitempty"`
+	// What to do, for this node's distribution; empty when the verdict is CHECK_OK.
+	Remedy string `protobuf:"bytes,5,opt,name=remedy,proto3" json:"remedy,omitempty"`
+	// What was seen.
+	Detail  string       `protobuf:"bytes,6,opt,name=detail,proto3" json:"detail,omitempty"`
+	Verdict CheckVerdict `protobuf:"varint,7,opt,name=verdict,proto3,enum=sandbox.v1.CheckVerdict" json:"verdict,omitempty"`
+	// Tells checks of one feature apart: a path, a part. Often empty.
+	Subject string `protobuf:"bytes,8,opt,name=subject,proto3" json:"subject,omitempty"`
+	// What takes its place where it is missing.
+	Instead string `protobuf:"bytes,9,opt,name=instead,proto3" json:"instead,omitempty"`
+	// The promises that stand on it, "P3, P9".
+	Promises      string `protobuf:"bytes,10,opt,name=promises,proto3" json:"promises,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -5002,11 +5085,44 @@ func (x *NodeCheck) GetDetail() string {
 	return ""
 }
 
+func (x *NodeCheck) GetVerdict() CheckVerdict {
+	if x != nil {
+		return x.Verdict
+	}
+	return CheckVerdict_CHECK_VERDICT_UNSPECIFIED
+}
+
+func (x *NodeCheck) GetSubject() string {
+	if x != nil {
+		return x.Subject
+	}
+	return ""
+}
+
+func (x *NodeCheck) GetInstead() string {
+	if x != nil {
+		return x.Instead
+	}
+	return ""
+}
+
+func (x *NodeCheck) GetPromises() string {
+	if x != nil {
+		return x.Promises
+	}
+	return ""
+}
+
 type CheckNodeResponse struct {
 	state  protoimpl.MessageState `protogen:"open.v1"`
 	Checks []*NodeCheck           `protobuf:"bytes,1,rep,name=checks,proto3" json:"checks,omitempty"`
-	// Each runtime of runtime.allowed, and each that still has sandboxes to end, as they are now.
-	Runtimes      []*RuntimeStatus `protobuf:"bytes,2,rep,name=runtimes,proto3" json:"runtimes,omitempty"`
+	// Each runtime of runtime.allowed, and each that still has sandboxes to end, as they are now. None in what the command line
+	// saw without an agent.
+	Runtimes []*RuntimeStatus `protobuf:"bytes,2,rep,name=runtimes,proto3" json:"runtimes,omitempty"`
+	// The worst verdict of all checks.
+	Verdict CheckVerdict `protobuf:"varint,3,opt,name=verdict,proto3,enum=sandbox.v1.CheckVerdict" json:"verdict,omitempty"`
+	// The node's distribution and kernel.
+	Node          string `protobuf:"bytes,4,opt,name=node,proto3" json:"node,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -5053,6 +5169,20 @@ func (x *CheckNodeResponse) GetRuntimes() []*RuntimeStatus {
 		return x.Runtimes
 	}
 	return nil
+}
+
+func (x *CheckNodeResponse) GetVerdict() CheckVerdict {
+	if x != nil {
+		return x.Verdict
+	}
+	return CheckVerdict_CHECK_VERDICT_UNSPECIFIED
+}
+
+func (x *CheckNodeResponse) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
 }
 
 // RuntimeStatus is one way to host sandboxes on this node.
@@ -5923,18 +6053,26 @@ const file_sandbox_v1_sandbox_proto_rawDesc = "" +
 	"\vowner_epoch\x18\x02 \x01(\x04R\n" +
 	"ownerEpoch\"@\n" +
 	"\x0fHarvestResponse\x12-\n" +
-	"\aharvest\x18\x01 \x01(\v2\x13.sandbox.v1.HarvestR\aharvest\"\x12\n" +
-	"\x10CheckNodeRequest\"\xb9\x01\n" +
+	"\aharvest\x18\x01 \x01(\v2\x13.sandbox.v1.HarvestR\aharvest\".\n" +
+	"\x10CheckNodeRequest\x12\x1a\n" +
+	"\bruntimes\x18\x01 \x03(\tR\bruntimes\"\xbd\x02\n" +
 	"\tNodeCheck\x12\x18\n" +
 	"\afeature\x18\x01 \x01(\tR\afeature\x122\n" +
 	"\aoutcome\x18\x02 \x01(\x0e2\x18.sandbox.v1.CheckOutcomeR\aoutcome\x12\x14\n" +
 	"\x05since\x18\x03 \x01(\tR\x05since\x12\x18\n" +
 	"\apurpose\x18\x04 \x01(\tR\apurpose\x12\x16\n" +
 	"\x06remedy\x18\x05 \x01(\tR\x06remedy\x12\x16\n" +
-	"\x06detail\x18\x06 \x01(\tR\x06detail\"y\n" +
+	"\x06detail\x18\x06 \x01(\tR\x06detail\x122\n" +
+	"\averdict\x18\a \x01(\x0e2\x18.sandbox.v1.CheckVerdictR\averdict\x12\x18\n" +
+	"\asubject\x18\b \x01(\tR\asubject\x12\x18\n" +
+	"\ainstead\x18\t \x01(\tR\ainstead\x12\x1a\n" +
+	"\bpromises\x18\n" +
+	" \x01(\tR\bpromises\"\xc1\x01\n" +
 	"\x11CheckNodeResponse\x12-\n" +
 	"\x06checks\x18\x01 \x03(\v2\x15.sandbox.v1.NodeCheckR\x06checks\x125\n" +
-	"\bruntimes\x18\x02 \x03(\v2\x19.sandbox.v1.RuntimeStatusR\bruntimes\"\x9d\x02\n" +
+	"\bruntimes\x18\x02 \x03(\v2\x19.sandbox.v1.RuntimeStatusR\bruntimes\x122\n" +
+	"\averdict\x18\x03 \x01(\x0e2\x18.sandbox.v1.CheckVerdictR\averdict\x12\x12\n" +
+	"\x04node\x18\x04 \x01(\tR\x04node\"\x9d\x02\n" +
 	"\rRuntimeStatus\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x123\n" +
 	"\tisolation\x18\x02 \x01(\x0e2\x15.sandbox.v1.IsolationR\tisolation\x12\x18\n" +
@@ -5988,7 +6126,15 @@ const file_sandbox_v1_sandbox_proto_rawDesc = "" +
 	"\x19CHECK_OUTCOME_UNSPECIFIED\x10\x00\x12\r\n" +
 	"\tCHECK_YES\x10\x01\x12\f\n" +
 	"\bCHECK_NO\x10\x02\x12\x16\n" +
-	"\x12CHECK_INCONCLUSIVE\x10\x032\x86\x06\n" +
+	"\x12CHECK_INCONCLUSIVE\x10\x03*\x85\x01\n" +
+	"\fCheckVerdict\x12\x1d\n" +
+	"\x19CHECK_VERDICT_UNSPECIFIED\x10\x00\x12\f\n" +
+	"\bCHECK_OK\x10\x01\x12\x0e\n" +
+	"\n" +
+	"CHECK_NOTE\x10\x02\x12\x11\n" +
+	"\rCHECK_UNKNOWN\x10\x03\x12\x12\n" +
+	"\x0eCHECK_DEGRADED\x10\x04\x12\x11\n" +
+	"\rCHECK_MISSING\x10\x052\x86\x06\n" +
 	"\x0eSessionService\x12T\n" +
 	"\rCreateSession\x12 .sandbox.v1.CreateSessionRequest\x1a!.sandbox.v1.CreateSessionResponse\x12Q\n" +
 	"\fClaimSession\x12\x1f.sandbox.v1.ClaimSessionRequest\x1a .sandbox.v1.ClaimSessionResponse\x12K\n" +
@@ -6029,224 +6175,227 @@ func file_sandbox_v1_sandbox_proto_rawDescGZIP() []byte {
 	return file_sandbox_v1_sandbox_proto_rawDescData
 }
 
-var file_sandbox_v1_sandbox_proto_enumTypes = make([]protoimpl.EnumInfo, 7)
+var file_sandbox_v1_sandbox_proto_enumTypes = make([]protoimpl.EnumInfo, 8)
 var file_sandbox_v1_sandbox_proto_msgTypes = make([]protoimpl.MessageInfo, 74)
 var file_sandbox_v1_sandbox_proto_goTypes = []any{
 	(Isolation)(0),                  // 0: sandbox.v1.Isolation
 	(ExecState)(0),                  // 1: sandbox.v1.ExecState
 	(Stream)(0),                     // 2: sandbox.v1.Stream
 	(CheckOutcome)(0),               // 3: sandbox.v1.CheckOutcome
-	(Sandbox_State)(0),              // 4: sandbox.v1.Sandbox.State
-	(Session_State)(0),              // 5: sandbox.v1.Session.State
-	(ExecResult_Status)(0),          // 6: sandbox.v1.ExecResult.Status
-	(*Workspace)(nil),               // 7: sandbox.v1.Workspace
-	(*Resources)(nil),               // 8: sandbox.v1.Resources
-	(*Network)(nil),                 // 9: sandbox.v1.Network
-	(*GrantFile)(nil),               // 10: sandbox.v1.GrantFile
-	(*Grant)(nil),                   // 11: sandbox.v1.Grant
-	(*Cache)(nil),                   // 12: sandbox.v1.Cache
-	(*EvidenceItem)(nil),            // 13: sandbox.v1.EvidenceItem
-	(*Evidence)(nil),                // 14: sandbox.v1.Evidence
-	(*Seal)(nil),                    // 15: sandbox.v1.Seal
-	(*Mount)(nil),                   // 16: sandbox.v1.Mount
-	(*GuardFinding)(nil),            // 17: sandbox.v1.GuardFinding
-	(*ProofItem)(nil),               // 18: sandbox.v1.ProofItem
-	(*Concession)(nil),              // 19: sandbox.v1.Concession
-	(*Provenance)(nil),              // 20: sandbox.v1.Provenance
-	(*Sandbox)(nil),                 // 21: sandbox.v1.Sandbox
-	(*SandboxNetwork)(nil),          // 22: sandbox.v1.SandboxNetwork
-	(*Session)(nil),                 // 23: sandbox.v1.Session
-	(*CommandConditions)(nil),       // 24: sandbox.v1.CommandConditions
-	(*CreateSessionRequest)(nil),    // 25: sandbox.v1.CreateSessionRequest
-	(*CreateSessionResponse)(nil),   // 26: sandbox.v1.CreateSessionResponse
-	(*ClaimSessionRequest)(nil),     // 27: sandbox.v1.ClaimSessionRequest
-	(*ClaimSessionResponse)(nil),    // 28: sandbox.v1.ClaimSessionResponse
-	(*GetSessionRequest)(nil),       // 29: sandbox.v1.GetSessionRequest
-	(*GetSessionResponse)(nil),      // 30: sandbox.v1.GetSessionResponse
-	(*SandboxKey)(nil),              // 31: sandbox.v1.SandboxKey
-	(*ListSessionsRequest)(nil),     // 32: sandbox.v1.ListSessionsRequest
-	(*ListSessionsResponse)(nil),    // 33: sandbox.v1.ListSessionsResponse
-	(*UpdateGrantsRequest)(nil),     // 34: sandbox.v1.UpdateGrantsRequest
-	(*UpdateGrantsResponse)(nil),    // 35: sandbox.v1.UpdateGrantsResponse
-	(*RetireSandboxRequest)(nil),    // 36: sandbox.v1.RetireSandboxRequest
-	(*RetireSandboxResponse)(nil),   // 37: sandbox.v1.RetireSandboxResponse
-	(*DeleteSessionRequest)(nil),    // 38: sandbox.v1.DeleteSessionRequest
-	(*DeleteSessionResponse)(nil),   // 39: sandbox.v1.DeleteSessionResponse
-	(*DeleteWorkspaceRequest)(nil),  // 40: sandbox.v1.DeleteWorkspaceRequest
-	(*DeleteWorkspaceResponse)(nil), // 41: sandbox.v1.DeleteWorkspaceResponse
-	(*WatchEventsRequest)(nil),      // 42: sandbox.v1.WatchEventsRequest
-	(*Event)(nil),                   // 43: sandbox.v1.Event
-	(*WatchEventsResponse)(nil),     // 44: sandbox.v1.WatchEventsResponse
-	(*OutputInfo)(nil),              // 45: sandbox.v1.OutputInfo
-	(*Usage)(nil),                   // 46: sandbox.v1.Usage
-	(*Harvest)(nil),                 // 47: sandbox.v1.Harvest
-	(*HarvestConflict)(nil),         // 48: sandbox.v1.HarvestConflict
-	(*ExecResult)(nil),              // 49: sandbox.v1.ExecResult
-	(*ExecRequest)(nil),             // 50: sandbox.v1.ExecRequest
-	(*ExecResponse)(nil),            // 51: sandbox.v1.ExecResponse
-	(*StreamExecRequest)(nil),       // 52: sandbox.v1.StreamExecRequest
-	(*OutputChunk)(nil),             // 53: sandbox.v1.OutputChunk
-	(*ExecStarted)(nil),             // 54: sandbox.v1.ExecStarted
-	(*StreamExecResponse)(nil),      // 55: sandbox.v1.StreamExecResponse
-	(*GetExecRequest)(nil),          // 56: sandbox.v1.GetExecRequest
-	(*GetExecResponse)(nil),         // 57: sandbox.v1.GetExecResponse
-	(*ListExecsRequest)(nil),        // 58: sandbox.v1.ListExecsRequest
-	(*ExecSummary)(nil),             // 59: sandbox.v1.ExecSummary
-	(*ListExecsResponse)(nil),       // 60: sandbox.v1.ListExecsResponse
-	(*CancelExecRequest)(nil),       // 61: sandbox.v1.CancelExecRequest
-	(*CancelExecResponse)(nil),      // 62: sandbox.v1.CancelExecResponse
-	(*GitRequest)(nil),              // 63: sandbox.v1.GitRequest
-	(*GitResponse)(nil),             // 64: sandbox.v1.GitResponse
-	(*HarvestRequest)(nil),          // 65: sandbox.v1.HarvestRequest
-	(*HarvestResponse)(nil),         // 66: sandbox.v1.HarvestResponse
-	(*CheckNodeRequest)(nil),        // 67: sandbox.v1.CheckNodeRequest
-	(*NodeCheck)(nil),               // 68: sandbox.v1.NodeCheck
-	(*CheckNodeResponse)(nil),       // 69: sandbox.v1.CheckNodeResponse
-	(*RuntimeStatus)(nil),           // 70: sandbox.v1.RuntimeStatus
-	(*DrainNodeRequest)(nil),        // 71: sandbox.v1.DrainNodeRequest
-	(*DrainedSession)(nil),          // 72: sandbox.v1.DrainedSession
-	(*DrainNodeResponse)(nil),       // 73: sandbox.v1.DrainNodeResponse
-	(*GetNodeInfoRequest)(nil),      // 74: sandbox.v1.GetNodeInfoRequest
-	(*GetNodeInfoResponse)(nil),     // 75: sandbox.v1.GetNodeInfoResponse
-	nil,                             // 76: sandbox.v1.Grant.EnvEntry
-	nil,                             // 77: sandbox.v1.Session.EnvEntry
-	nil,                             // 78: sandbox.v1.CreateSessionRequest.EnvEntry
-	nil,                             // 79: sandbox.v1.ExecResult.LabelsEntry
-	nil,                             // 80: sandbox.v1.ExecRequest.LabelsEntry
-	(*timestamppb.Timestamp)(nil),   // 81: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),     // 82: google.protobuf.Duration
+	(CheckVerdict)(0),               // 4: sandbox.v1.CheckVerdict
+	(Sandbox_State)(0),              // 5: sandbox.v1.Sandbox.State
+	(Session_State)(0),              // 6: sandbox.v1.Session.State
+	(ExecResult_Status)(0),          // 7: sandbox.v1.ExecResult.Status
+	(*Workspace)(nil),               // 8: sandbox.v1.Workspace
+	(*Resources)(nil),               // 9: sandbox.v1.Resources
+	(*Network)(nil),                 // 10: sandbox.v1.Network
+	(*GrantFile)(nil),               // 11: sandbox.v1.GrantFile
+	(*Grant)(nil),                   // 12: sandbox.v1.Grant
+	(*Cache)(nil),                   // 13: sandbox.v1.Cache
+	(*EvidenceItem)(nil),            // 14: sandbox.v1.EvidenceItem
+	(*Evidence)(nil),                // 15: sandbox.v1.Evidence
+	(*Seal)(nil),                    // 16: sandbox.v1.Seal
+	(*Mount)(nil),                   // 17: sandbox.v1.Mount
+	(*GuardFinding)(nil),            // 18: sandbox.v1.GuardFinding
+	(*ProofItem)(nil),               // 19: sandbox.v1.ProofItem
+	(*Concession)(nil),              // 20: sandbox.v1.Concession
+	(*Provenance)(nil),              // 21: sandbox.v1.Provenance
+	(*Sandbox)(nil),                 // 22: sandbox.v1.Sandbox
+	(*SandboxNetwork)(nil),          // 23: sandbox.v1.SandboxNetwork
+	(*Session)(nil),                 // 24: sandbox.v1.Session
+	(*CommandConditions)(nil),       // 25: sandbox.v1.CommandConditions
+	(*CreateSessionRequest)(nil),    // 26: sandbox.v1.CreateSessionRequest
+	(*CreateSessionResponse)(nil),   // 27: sandbox.v1.CreateSessionResponse
+	(*ClaimSessionRequest)(nil),     // 28: sandbox.v1.ClaimSessionRequest
+	(*ClaimSessionResponse)(nil),    // 29: sandbox.v1.ClaimSessionResponse
+	(*GetSessionRequest)(nil),       // 30: sandbox.v1.GetSessionRequest
+	(*GetSessionResponse)(nil),      // 31: sandbox.v1.GetSessionResponse
+	(*SandboxKey)(nil),              // 32: sandbox.v1.SandboxKey
+	(*ListSessionsRequest)(nil),     // 33: sandbox.v1.ListSessionsRequest
+	(*ListSessionsResponse)(nil),    // 34: sandbox.v1.ListSessionsResponse
+	(*UpdateGrantsRequest)(nil),     // 35: sandbox.v1.UpdateGrantsRequest
+	(*UpdateGrantsResponse)(nil),    // 36: sandbox.v1.UpdateGrantsResponse
+	(*RetireSandboxRequest)(nil),    // 37: sandbox.v1.RetireSandboxRequest
+	(*RetireSandboxResponse)(nil),   // 38: sandbox.v1.RetireSandboxResponse
+	(*DeleteSessionRequest)(nil),    // 39: sandbox.v1.DeleteSessionRequest
+	(*DeleteSessionResponse)(nil),   // 40: sandbox.v1.DeleteSessionResponse
+	(*DeleteWorkspaceRequest)(nil),  // 41: sandbox.v1.DeleteWorkspaceRequest
+	(*DeleteWorkspaceResponse)(nil), // 42: sandbox.v1.DeleteWorkspaceResponse
+	(*WatchEventsRequest)(nil),      // 43: sandbox.v1.WatchEventsRequest
+	(*Event)(nil),                   // 44: sandbox.v1.Event
+	(*WatchEventsResponse)(nil),     // 45: sandbox.v1.WatchEventsResponse
+	(*OutputInfo)(nil),              // 46: sandbox.v1.OutputInfo
+	(*Usage)(nil),                   // 47: sandbox.v1.Usage
+	(*Harvest)(nil),                 // 48: sandbox.v1.Harvest
+	(*HarvestConflict)(nil),         // 49: sandbox.v1.HarvestConflict
+	(*ExecResult)(nil),              // 50: sandbox.v1.ExecResult
+	(*ExecRequest)(nil),             // 51: sandbox.v1.ExecRequest
+	(*ExecResponse)(nil),            // 52: sandbox.v1.ExecResponse
+	(*StreamExecRequest)(nil),       // 53: sandbox.v1.StreamExecRequest
+	(*OutputChunk)(nil),             // 54: sandbox.v1.OutputChunk
+	(*ExecStarted)(nil),             // 55: sandbox.v1.ExecStarted
+	(*StreamExecResponse)(nil),      // 56: sandbox.v1.StreamExecResponse
+	(*GetExecRequest)(nil),          // 57: sandbox.v1.GetExecRequest
+	(*GetExecResponse)(nil),         // 58: sandbox.v1.GetExecResponse
+	(*ListExecsRequest)(nil),        // 59: sandbox.v1.ListExecsRequest
+	(*ExecSummary)(nil),             // 60: sandbox.v1.ExecSummary
+	(*ListExecsResponse)(nil),       // 61: sandbox.v1.ListExecsResponse
+	(*CancelExecRequest)(nil),       // 62: sandbox.v1.CancelExecRequest
+	(*CancelExecResponse)(nil),      // 63: sandbox.v1.CancelExecResponse
+	(*GitRequest)(nil),              // 64: sandbox.v1.GitRequest
+	(*GitResponse)(nil),             // 65: sandbox.v1.GitResponse
+	(*HarvestRequest)(nil),          // 66: sandbox.v1.HarvestRequest
+	(*HarvestResponse)(nil),         // 67: sandbox.v1.HarvestResponse
+	(*CheckNodeRequest)(nil),        // 68: sandbox.v1.CheckNodeRequest
+	(*NodeCheck)(nil),               // 69: sandbox.v1.NodeCheck
+	(*CheckNodeResponse)(nil),       // 70: sandbox.v1.CheckNodeResponse
+	(*RuntimeStatus)(nil),           // 71: sandbox.v1.RuntimeStatus
+	(*DrainNodeRequest)(nil),        // 72: sandbox.v1.DrainNodeRequest
+	(*DrainedSession)(nil),          // 73: sandbox.v1.DrainedSession
+	(*DrainNodeResponse)(nil),       // 74: sandbox.v1.DrainNodeResponse
+	(*GetNodeInfoRequest)(nil),      // 75: sandbox.v1.GetNodeInfoRequest
+	(*GetNodeInfoResponse)(nil),     // 76: sandbox.v1.GetNodeInfoResponse
+	nil,                             // 77: sandbox.v1.Grant.EnvEntry
+	nil,                             // 78: sandbox.v1.Session.EnvEntry
+	nil,                             // 79: sandbox.v1.CreateSessionRequest.EnvEntry
+	nil,                             // 80: sandbox.v1.ExecResult.LabelsEntry
+	nil,                             // 81: sandbox.v1.ExecRequest.LabelsEntry
+	(*timestamppb.Timestamp)(nil),   // 82: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),     // 83: google.protobuf.Duration
 }
 var file_sandbox_v1_sandbox_proto_depIdxs = []int32{
-	10,  // 0: sandbox.v1.Grant.files:type_name -> sandbox.v1.GrantFile
-	76,  // 1: sandbox.v1.Grant.env:type_name -> sandbox.v1.Grant.EnvEntry
-	81,  // 2: sandbox.v1.Grant.expires_at:type_name -> google.protobuf.Timestamp
-	81,  // 3: sandbox.v1.EvidenceItem.observed_at:type_name -> google.protobuf.Timestamp
-	13,  // 4: sandbox.v1.Evidence.items:type_name -> sandbox.v1.EvidenceItem
-	4,   // 5: sandbox.v1.Sandbox.state:type_name -> sandbox.v1.Sandbox.State
-	81,  // 6: sandbox.v1.Sandbox.started_at:type_name -> google.protobuf.Timestamp
-	18,  // 7: sandbox.v1.Sandbox.proof:type_name -> sandbox.v1.ProofItem
-	15,  // 8: sandbox.v1.Sandbox.seals:type_name -> sandbox.v1.Seal
-	14,  // 9: sandbox.v1.Sandbox.evidence:type_name -> sandbox.v1.Evidence
+	11,  // 0: sandbox.v1.Grant.files:type_name -> sandbox.v1.GrantFile
+	77,  // 1: sandbox.v1.Grant.env:type_name -> sandbox.v1.Grant.EnvEntry
+	82,  // 2: sandbox.v1.Grant.expires_at:type_name -> google.protobuf.Timestamp
+	82,  // 3: sandbox.v1.EvidenceItem.observed_at:type_name -> google.protobuf.Timestamp
+	14,  // 4: sandbox.v1.Evidence.items:type_name -> sandbox.v1.EvidenceItem
+	5,   // 5: sandbox.v1.Sandbox.state:type_name -> sandbox.v1.Sandbox.State
+	82,  // 6: sandbox.v1.Sandbox.started_at:type_name -> google.protobuf.Timestamp
+	19,  // 7: sandbox.v1.Sandbox.proof:type_name -> sandbox.v1.ProofItem
+	16,  // 8: sandbox.v1.Sandbox.seals:type_name -> sandbox.v1.Seal
+	15,  // 9: sandbox.v1.Sandbox.evidence:type_name -> sandbox.v1.Evidence
 	0,   // 10: sandbox.v1.Sandbox.isolation:type_name -> sandbox.v1.Isolation
-	20,  // 11: sandbox.v1.Sandbox.provenance:type_name -> sandbox.v1.Provenance
-	19,  // 12: sandbox.v1.Sandbox.concessions:type_name -> sandbox.v1.Concession
-	22,  // 13: sandbox.v1.Sandbox.network:type_name -> sandbox.v1.SandboxNetwork
-	5,   // 14: sandbox.v1.Session.state:type_name -> sandbox.v1.Session.State
-	7,   // 15: sandbox.v1.Session.workspace:type_name -> sandbox.v1.Workspace
-	21,  // 16: sandbox.v1.Session.sandbox:type_name -> sandbox.v1.Sandbox
-	8,   // 17: sandbox.v1.Session.resources:type_name -> sandbox.v1.Resources
-	9,   // 18: sandbox.v1.Session.network:type_name -> sandbox.v1.Network
-	77,  // 19: sandbox.v1.Session.env:type_name -> sandbox.v1.Session.EnvEntry
-	81,  // 20: sandbox.v1.Session.created_at:type_name -> google.protobuf.Timestamp
-	12,  // 21: sandbox.v1.Session.caches:type_name -> sandbox.v1.Cache
-	16,  // 22: sandbox.v1.Session.mounts:type_name -> sandbox.v1.Mount
-	17,  // 23: sandbox.v1.Session.left_out:type_name -> sandbox.v1.GuardFinding
-	47,  // 24: sandbox.v1.Session.last_harvest:type_name -> sandbox.v1.Harvest
-	24,  // 25: sandbox.v1.Session.conditions:type_name -> sandbox.v1.CommandConditions
+	21,  // 11: sandbox.v1.Sandbox.provenance:type_name -> sandbox.v1.Provenance
+	20,  // 12: sandbox.v1.Sandbox.concessions:type_name -> sandbox.v1.Concession
+	23,  // 13: sandbox.v1.Sandbox.network:type_name -> sandbox.v1.SandboxNetwork
+	6,   // 14: sandbox.v1.Session.state:type_name -> sandbox.v1.Session.State
+	8,   // 15: sandbox.v1.Session.workspace:type_name -> sandbox.v1.Workspace
+	22,  // 16: sandbox.v1.Session.sandbox:type_name -> sandbox.v1.Sandbox
+	9,   // 17: sandbox.v1.Session.resources:type_name -> sandbox.v1.Resources
+	10,  // 18: sandbox.v1.Session.network:type_name -> sandbox.v1.Network
+	78,  // 19: sandbox.v1.Session.env:type_name -> sandbox.v1.Session.EnvEntry
+	82,  // 20: sandbox.v1.Session.created_at:type_name -> google.protobuf.Timestamp
+	13,  // 21: sandbox.v1.Session.caches:type_name -> sandbox.v1.Cache
+	17,  // 22: sandbox.v1.Session.mounts:type_name -> sandbox.v1.Mount
+	18,  // 23: sandbox.v1.Session.left_out:type_name -> sandbox.v1.GuardFinding
+	48,  // 24: sandbox.v1.Session.last_harvest:type_name -> sandbox.v1.Harvest
+	25,  // 25: sandbox.v1.Session.conditions:type_name -> sandbox.v1.CommandConditions
 	0,   // 26: sandbox.v1.Session.min_isolation:type_name -> sandbox.v1.Isolation
-	82,  // 27: sandbox.v1.CommandConditions.timeout:type_name -> google.protobuf.Duration
-	82,  // 28: sandbox.v1.CommandConditions.max_timeout:type_name -> google.protobuf.Duration
-	7,   // 29: sandbox.v1.CreateSessionRequest.workspace:type_name -> sandbox.v1.Workspace
-	8,   // 30: sandbox.v1.CreateSessionRequest.resources:type_name -> sandbox.v1.Resources
-	9,   // 31: sandbox.v1.CreateSessionRequest.network:type_name -> sandbox.v1.Network
-	11,  // 32: sandbox.v1.CreateSessionRequest.grants:type_name -> sandbox.v1.Grant
-	12,  // 33: sandbox.v1.CreateSessionRequest.caches:type_name -> sandbox.v1.Cache
-	78,  // 34: sandbox.v1.CreateSessionRequest.env:type_name -> sandbox.v1.CreateSessionRequest.EnvEntry
+	83,  // 27: sandbox.v1.CommandConditions.timeout:type_name -> google.protobuf.Duration
+	83,  // 28: sandbox.v1.CommandConditions.max_timeout:type_name -> google.protobuf.Duration
+	8,   // 29: sandbox.v1.CreateSessionRequest.workspace:type_name -> sandbox.v1.Workspace
+	9,   // 30: sandbox.v1.CreateSessionRequest.resources:type_name -> sandbox.v1.Resources
+	10,  // 31: sandbox.v1.CreateSessionRequest.network:type_name -> sandbox.v1.Network
+	12,  // 32: sandbox.v1.CreateSessionRequest.grants:type_name -> sandbox.v1.Grant
+	13,  // 33: sandbox.v1.CreateSessionRequest.caches:type_name -> sandbox.v1.Cache
+	79,  // 34: sandbox.v1.CreateSessionRequest.env:type_name -> sandbox.v1.CreateSessionRequest.EnvEntry
 	0,   // 35: sandbox.v1.CreateSessionRequest.min_isolation:type_name -> sandbox.v1.Isolation
-	23,  // 36: sandbox.v1.CreateSessionResponse.session:type_name -> sandbox.v1.Session
-	23,  // 37: sandbox.v1.ClaimSessionResponse.session:type_name -> sandbox.v1.Session
-	23,  // 38: sandbox.v1.GetSessionResponse.session:type_name -> sandbox.v1.Session
-	31,  // 39: sandbox.v1.GetSessionResponse.sandbox_key:type_name -> sandbox.v1.SandboxKey
-	23,  // 40: sandbox.v1.ListSessionsResponse.sessions:type_name -> sandbox.v1.Session
-	11,  // 41: sandbox.v1.UpdateGrantsRequest.grants:type_name -> sandbox.v1.Grant
-	23,  // 42: sandbox.v1.UpdateGrantsResponse.session:type_name -> sandbox.v1.Session
-	23,  // 43: sandbox.v1.RetireSandboxResponse.session:type_name -> sandbox.v1.Session
-	14,  // 44: sandbox.v1.RetireSandboxResponse.evidence:type_name -> sandbox.v1.Evidence
-	14,  // 45: sandbox.v1.DeleteSessionResponse.evidence:type_name -> sandbox.v1.Evidence
-	14,  // 46: sandbox.v1.DeleteWorkspaceResponse.evidence:type_name -> sandbox.v1.Evidence
-	81,  // 47: sandbox.v1.Event.at:type_name -> google.protobuf.Timestamp
-	43,  // 48: sandbox.v1.WatchEventsResponse.event:type_name -> sandbox.v1.Event
-	82,  // 49: sandbox.v1.Usage.user_cpu:type_name -> google.protobuf.Duration
-	82,  // 50: sandbox.v1.Usage.system_cpu:type_name -> google.protobuf.Duration
-	48,  // 51: sandbox.v1.Harvest.conflicts:type_name -> sandbox.v1.HarvestConflict
-	6,   // 52: sandbox.v1.ExecResult.status:type_name -> sandbox.v1.ExecResult.Status
-	45,  // 53: sandbox.v1.ExecResult.stdout_info:type_name -> sandbox.v1.OutputInfo
-	45,  // 54: sandbox.v1.ExecResult.stderr_info:type_name -> sandbox.v1.OutputInfo
-	81,  // 55: sandbox.v1.ExecResult.started_at:type_name -> google.protobuf.Timestamp
-	82,  // 56: sandbox.v1.ExecResult.duration:type_name -> google.protobuf.Duration
-	46,  // 57: sandbox.v1.ExecResult.usage:type_name -> sandbox.v1.Usage
-	47,  // 58: sandbox.v1.ExecResult.harvest:type_name -> sandbox.v1.Harvest
-	79,  // 59: sandbox.v1.ExecResult.labels:type_name -> sandbox.v1.ExecResult.LabelsEntry
-	14,  // 60: sandbox.v1.ExecResult.evidence:type_name -> sandbox.v1.Evidence
-	80,  // 61: sandbox.v1.ExecRequest.labels:type_name -> sandbox.v1.ExecRequest.LabelsEntry
-	49,  // 62: sandbox.v1.ExecResponse.result:type_name -> sandbox.v1.ExecResult
-	50,  // 63: sandbox.v1.StreamExecRequest.exec:type_name -> sandbox.v1.ExecRequest
+	24,  // 36: sandbox.v1.CreateSessionResponse.session:type_name -> sandbox.v1.Session
+	24,  // 37: sandbox.v1.ClaimSessionResponse.session:type_name -> sandbox.v1.Session
+	24,  // 38: sandbox.v1.GetSessionResponse.session:type_name -> sandbox.v1.Session
+	32,  // 39: sandbox.v1.GetSessionResponse.sandbox_key:type_name -> sandbox.v1.SandboxKey
+	24,  // 40: sandbox.v1.ListSessionsResponse.sessions:type_name -> sandbox.v1.Session
+	12,  // 41: sandbox.v1.UpdateGrantsRequest.grants:type_name -> sandbox.v1.Grant
+	24,  // 42: sandbox.v1.UpdateGrantsResponse.session:type_name -> sandbox.v1.Session
+	24,  // 43: sandbox.v1.RetireSandboxResponse.session:type_name -> sandbox.v1.Session
+	15,  // 44: sandbox.v1.RetireSandboxResponse.evidence:type_name -> sandbox.v1.Evidence
+	15,  // 45: sandbox.v1.DeleteSessionResponse.evidence:type_name -> sandbox.v1.Evidence
+	15,  // 46: sandbox.v1.DeleteWorkspaceResponse.evidence:type_name -> sandbox.v1.Evidence
+	82,  // 47: sandbox.v1.Event.at:type_name -> google.protobuf.Timestamp
+	44,  // 48: sandbox.v1.WatchEventsResponse.event:type_name -> sandbox.v1.Event
+	83,  // 49: sandbox.v1.Usage.user_cpu:type_name -> google.protobuf.Duration
+	83,  // 50: sandbox.v1.Usage.system_cpu:type_name -> google.protobuf.Duration
+	49,  // 51: sandbox.v1.Harvest.conflicts:type_name -> sandbox.v1.HarvestConflict
+	7,   // 52: sandbox.v1.ExecResult.status:type_name -> sandbox.v1.ExecResult.Status
+	46,  // 53: sandbox.v1.ExecResult.stdout_info:type_name -> sandbox.v1.OutputInfo
+	46,  // 54: sandbox.v1.ExecResult.stderr_info:type_name -> sandbox.v1.OutputInfo
+	82,  // 55: sandbox.v1.ExecResult.started_at:type_name -> google.protobuf.Timestamp
+	83,  // 56: sandbox.v1.ExecResult.duration:type_name -> google.protobuf.Duration
+	47,  // 57: sandbox.v1.ExecResult.usage:type_name -> sandbox.v1.Usage
+	48,  // 58: sandbox.v1.ExecResult.harvest:type_name -> sandbox.v1.Harvest
+	80,  // 59: sandbox.v1.ExecResult.labels:type_name -> sandbox.v1.ExecResult.LabelsEntry
+	15,  // 60: sandbox.v1.ExecResult.evidence:type_name -> sandbox.v1.Evidence
+	81,  // 61: sandbox.v1.ExecRequest.labels:type_name -> sandbox.v1.ExecRequest.LabelsEntry
+	50,  // 62: sandbox.v1.ExecResponse.result:type_name -> sandbox.v1.ExecResult
+	51,  // 63: sandbox.v1.StreamExecRequest.exec:type_name -> sandbox.v1.ExecRequest
 	2,   // 64: sandbox.v1.OutputChunk.stream:type_name -> sandbox.v1.Stream
-	54,  // 65: sandbox.v1.StreamExecResponse.started:type_name -> sandbox.v1.ExecStarted
-	53,  // 66: sandbox.v1.StreamExecResponse.output:type_name -> sandbox.v1.OutputChunk
-	49,  // 67: sandbox.v1.StreamExecResponse.result:type_name -> sandbox.v1.ExecResult
+	55,  // 65: sandbox.v1.StreamExecResponse.started:type_name -> sandbox.v1.ExecStarted
+	54,  // 66: sandbox.v1.StreamExecResponse.output:type_name -> sandbox.v1.OutputChunk
+	50,  // 67: sandbox.v1.StreamExecResponse.result:type_name -> sandbox.v1.ExecResult
 	1,   // 68: sandbox.v1.GetExecResponse.state:type_name -> sandbox.v1.ExecState
-	49,  // 69: sandbox.v1.GetExecResponse.result:type_name -> sandbox.v1.ExecResult
+	50,  // 69: sandbox.v1.GetExecResponse.result:type_name -> sandbox.v1.ExecResult
 	1,   // 70: sandbox.v1.ExecSummary.state:type_name -> sandbox.v1.ExecState
-	6,   // 71: sandbox.v1.ExecSummary.status:type_name -> sandbox.v1.ExecResult.Status
-	81,  // 72: sandbox.v1.ExecSummary.requested_at:type_name -> google.protobuf.Timestamp
-	59,  // 73: sandbox.v1.ListExecsResponse.execs:type_name -> sandbox.v1.ExecSummary
-	49,  // 74: sandbox.v1.CancelExecResponse.result:type_name -> sandbox.v1.ExecResult
-	47,  // 75: sandbox.v1.GitResponse.harvest:type_name -> sandbox.v1.Harvest
-	47,  // 76: sandbox.v1.HarvestResponse.harvest:type_name -> sandbox.v1.Harvest
+	7,   // 71: sandbox.v1.ExecSummary.status:type_name -> sandbox.v1.ExecResult.Status
+	82,  // 72: sandbox.v1.ExecSummary.requested_at:type_name -> google.protobuf.Timestamp
+	60,  // 73: sandbox.v1.ListExecsResponse.execs:type_name -> sandbox.v1.ExecSummary
+	50,  // 74: sandbox.v1.CancelExecResponse.result:type_name -> sandbox.v1.ExecResult
+	48,  // 75: sandbox.v1.GitResponse.harvest:type_name -> sandbox.v1.Harvest
+	48,  // 76: sandbox.v1.HarvestResponse.harvest:type_name -> sandbox.v1.Harvest
 	3,   // 77: sandbox.v1.NodeCheck.outcome:type_name -> sandbox.v1.CheckOutcome
-	68,  // 78: sandbox.v1.CheckNodeResponse.checks:type_name -> sandbox.v1.NodeCheck
-	70,  // 79: sandbox.v1.CheckNodeResponse.runtimes:type_name -> sandbox.v1.RuntimeStatus
-	0,   // 80: sandbox.v1.RuntimeStatus.isolation:type_name -> sandbox.v1.Isolation
-	19,  // 81: sandbox.v1.RuntimeStatus.concessions:type_name -> sandbox.v1.Concession
-	81,  // 82: sandbox.v1.RuntimeStatus.checked_at:type_name -> google.protobuf.Timestamp
-	14,  // 83: sandbox.v1.DrainedSession.evidence:type_name -> sandbox.v1.Evidence
-	72,  // 84: sandbox.v1.DrainNodeResponse.sessions:type_name -> sandbox.v1.DrainedSession
-	81,  // 85: sandbox.v1.GetNodeInfoResponse.started_at:type_name -> google.protobuf.Timestamp
-	70,  // 86: sandbox.v1.GetNodeInfoResponse.runtimes:type_name -> sandbox.v1.RuntimeStatus
-	25,  // 87: sandbox.v1.SessionService.CreateSession:input_type -> sandbox.v1.CreateSessionRequest
-	27,  // 88: sandbox.v1.SessionService.ClaimSession:input_type -> sandbox.v1.ClaimSessionRequest
-	29,  // 89: sandbox.v1.SessionService.GetSession:input_type -> sandbox.v1.GetSessionRequest
-	32,  // 90: sandbox.v1.SessionService.ListSessions:input_type -> sandbox.v1.ListSessionsRequest
-	34,  // 91: sandbox.v1.SessionService.UpdateGrants:input_type -> sandbox.v1.UpdateGrantsRequest
-	36,  // 92: sandbox.v1.SessionService.RetireSandbox:input_type -> sandbox.v1.RetireSandboxRequest
-	38,  // 93: sandbox.v1.SessionService.DeleteSession:input_type -> sandbox.v1.DeleteSessionRequest
-	40,  // 94: sandbox.v1.SessionService.DeleteWorkspace:input_type -> sandbox.v1.DeleteWorkspaceRequest
-	42,  // 95: sandbox.v1.SessionService.WatchEvents:input_type -> sandbox.v1.WatchEventsRequest
-	50,  // 96: sandbox.v1.ExecService.Exec:input_type -> sandbox.v1.ExecRequest
-	52,  // 97: sandbox.v1.ExecService.StreamExec:input_type -> sandbox.v1.StreamExecRequest
-	56,  // 98: sandbox.v1.ExecService.GetExec:input_type -> sandbox.v1.GetExecRequest
-	58,  // 99: sandbox.v1.ExecService.ListExecs:input_type -> sandbox.v1.ListExecsRequest
-	61,  // 100: sandbox.v1.ExecService.CancelExec:input_type -> sandbox.v1.CancelExecRequest
-	63,  // 101: sandbox.v1.GitService.Git:input_type -> sandbox.v1.GitRequest
-	65,  // 102: sandbox.v1.GitService.Harvest:input_type -> sandbox.v1.HarvestRequest
-	67,  // 103: sandbox.v1.NodeService.CheckNode:input_type -> sandbox.v1.CheckNodeRequest
-	74,  // 104: sandbox.v1.NodeService.GetNodeInfo:input_type -> sandbox.v1.GetNodeInfoRequest
-	71,  // 105: sandbox.v1.NodeService.DrainNode:input_type -> sandbox.v1.DrainNodeRequest
-	26,  // 106: sandbox.v1.SessionService.CreateSession:output_type -> sandbox.v1.CreateSessionResponse
-	28,  // 107: sandbox.v1.SessionService.ClaimSession:output_type -> sandbox.v1.ClaimSessionResponse
-	30,  // 108: sandbox.v1.SessionService.GetSession:output_type -> sandbox.v1.GetSessionResponse
-	33,  // 109: sandbox.v1.SessionService.ListSessions:output_type -> sandbox.v1.ListSessionsResponse
-	35,  // 110: sandbox.v1.SessionService.UpdateGrants:output_type -> sandbox.v1.UpdateGrantsResponse
-	37,  // 111: sandbox.v1.SessionService.RetireSandbox:output_type -> sandbox.v1.RetireSandboxResponse
-	39,  // 112: sandbox.v1.SessionService.DeleteSession:output_type -> sandbox.v1.DeleteSessionResponse
-	41,  // 113: sandbox.v1.SessionService.DeleteWorkspace:output_type -> sandbox.v1.DeleteWorkspaceResponse
-	44,  // 114: sandbox.v1.SessionService.WatchEvents:output_type -> sandbox.v1.WatchEventsResponse
-	51,  // 115: sandbox.v1.ExecService.Exec:output_type -> sandbox.v1.ExecResponse
-	55,  // 116: sandbox.v1.ExecService.StreamExec:output_type -> sandbox.v1.StreamExecResponse
-	57,  // 117: sandbox.v1.ExecService.GetExec:output_type -> sandbox.v1.GetExecResponse
-	60,  // 118: sandbox.v1.ExecService.ListExecs:output_type -> sandbox.v1.ListExecsResponse
-	62,  // 119: sandbox.v1.ExecService.CancelExec:output_type -> sandbox.v1.CancelExecResponse
-	64,  // 120: sandbox.v1.GitService.Git:output_type -> sandbox.v1.GitResponse
-	66,  // 121: sandbox.v1.GitService.Harvest:output_type -> sandbox.v1.HarvestResponse
-	69,  // 122: sandbox.v1.NodeService.CheckNode:output_type -> sandbox.v1.CheckNodeResponse
-	75,  // 123: sandbox.v1.NodeService.GetNodeInfo:output_type -> sandbox.v1.GetNodeInfoResponse
-	73,  // 124: sandbox.v1.NodeService.DrainNode:output_type -> sandbox.v1.DrainNodeResponse
-	106, // [106:125] is the sub-list for method output_type
-	87,  // [87:106] is the sub-list for method input_type
-	87,  // [87:87] is the sub-list for extension type_name
-	87,  // [87:87] is the sub-list for extension extendee
-	0,   // [0:87] is the sub-list for field type_name
+	4,   // 78: sandbox.v1.NodeCheck.verdict:type_name -> sandbox.v1.CheckVerdict
+	69,  // 79: sandbox.v1.CheckNodeResponse.checks:type_name -> sandbox.v1.NodeCheck
+	71,  // 80: sandbox.v1.CheckNodeResponse.runtimes:type_name -> sandbox.v1.RuntimeStatus
+	4,   // 81: sandbox.v1.CheckNodeResponse.verdict:type_name -> sandbox.v1.CheckVerdict
+	0,   // 82: sandbox.v1.RuntimeStatus.isolation:type_name -> sandbox.v1.Isolation
+	20,  // 83: sandbox.v1.RuntimeStatus.concessions:type_name -> sandbox.v1.Concession
+	82,  // 84: sandbox.v1.RuntimeStatus.checked_at:type_name -> google.protobuf.Timestamp
+	15,  // 85: sandbox.v1.DrainedSession.evidence:type_name -> sandbox.v1.Evidence
+	73,  // 86: sandbox.v1.DrainNodeResponse.sessions:type_name -> sandbox.v1.DrainedSession
+	82,  // 87: sandbox.v1.GetNodeInfoResponse.started_at:type_name -> google.protobuf.Timestamp
+	71,  // 88: sandbox.v1.GetNodeInfoResponse.runtimes:type_name -> sandbox.v1.RuntimeStatus
+	26,  // 89: sandbox.v1.SessionService.CreateSession:input_type -> sandbox.v1.CreateSessionRequest
+	28,  // 90: sandbox.v1.SessionService.ClaimSession:input_type -> sandbox.v1.ClaimSessionRequest
+	30,  // 91: sandbox.v1.SessionService.GetSession:input_type -> sandbox.v1.GetSessionRequest
+	33,  // 92: sandbox.v1.SessionService.ListSessions:input_type -> sandbox.v1.ListSessionsRequest
+	35,  // 93: sandbox.v1.SessionService.UpdateGrants:input_type -> sandbox.v1.UpdateGrantsRequest
+	37,  // 94: sandbox.v1.SessionService.RetireSandbox:input_type -> sandbox.v1.RetireSandboxRequest
+	39,  // 95: sandbox.v1.SessionService.DeleteSession:input_type -> sandbox.v1.DeleteSessionRequest
+	41,  // 96: sandbox.v1.SessionService.DeleteWorkspace:input_type -> sandbox.v1.DeleteWorkspaceRequest
+	43,  // 97: sandbox.v1.SessionService.WatchEvents:input_type -> sandbox.v1.WatchEventsRequest
+	51,  // 98: sandbox.v1.ExecService.Exec:input_type -> sandbox.v1.ExecRequest
+	53,  // 99: sandbox.v1.ExecService.StreamExec:input_type -> sandbox.v1.StreamExecRequest
+	57,  // 100: sandbox.v1.ExecService.GetExec:input_type -> sandbox.v1.GetExecRequest
+	59,  // 101: sandbox.v1.ExecService.ListExecs:input_type -> sandbox.v1.ListExecsRequest
+	62,  // 102: sandbox.v1.ExecService.CancelExec:input_type -> sandbox.v1.CancelExecRequest
+	64,  // 103: sandbox.v1.GitService.Git:input_type -> sandbox.v1.GitRequest
+	66,  // 104: sandbox.v1.GitService.Harvest:input_type -> sandbox.v1.HarvestRequest
+	68,  // 105: sandbox.v1.NodeService.CheckNode:input_type -> sandbox.v1.CheckNodeRequest
+	75,  // 106: sandbox.v1.NodeService.GetNodeInfo:input_type -> sandbox.v1.GetNodeInfoRequest
+	72,  // 107: sandbox.v1.NodeService.DrainNode:input_type -> sandbox.v1.DrainNodeRequest
+	27,  // 108: sandbox.v1.SessionService.CreateSession:output_type -> sandbox.v1.CreateSessionResponse
+	29,  // 109: sandbox.v1.SessionService.ClaimSession:output_type -> sandbox.v1.ClaimSessionResponse
+	31,  // 110: sandbox.v1.SessionService.GetSession:output_type -> sandbox.v1.GetSessionResponse
+	34,  // 111: sandbox.v1.SessionService.ListSessions:output_type -> sandbox.v1.ListSessionsResponse
+	36,  // 112: sandbox.v1.SessionService.UpdateGrants:output_type -> sandbox.v1.UpdateGrantsResponse
+	38,  // 113: sandbox.v1.SessionService.RetireSandbox:output_type -> sandbox.v1.RetireSandboxResponse
+	40,  // 114: sandbox.v1.SessionService.DeleteSession:output_type -> sandbox.v1.DeleteSessionResponse
+	42,  // 115: sandbox.v1.SessionService.DeleteWorkspace:output_type -> sandbox.v1.DeleteWorkspaceResponse
+	45,  // 116: sandbox.v1.SessionService.WatchEvents:output_type -> sandbox.v1.WatchEventsResponse
+	52,  // 117: sandbox.v1.ExecService.Exec:output_type -> sandbox.v1.ExecResponse
+	56,  // 118: sandbox.v1.ExecService.StreamExec:output_type -> sandbox.v1.StreamExecResponse
+	58,  // 119: sandbox.v1.ExecService.GetExec:output_type -> sandbox.v1.GetExecResponse
+	61,  // 120: sandbox.v1.ExecService.ListExecs:output_type -> sandbox.v1.ListExecsResponse
+	63,  // 121: sandbox.v1.ExecService.CancelExec:output_type -> sandbox.v1.CancelExecResponse
+	65,  // 122: sandbox.v1.GitService.Git:output_type -> sandbox.v1.GitResponse
+	67,  // 123: sandbox.v1.GitService.Harvest:output_type -> sandbox.v1.HarvestResponse
+	70,  // 124: sandbox.v1.NodeService.CheckNode:output_type -> sandbox.v1.CheckNodeResponse
+	76,  // 125: sandbox.v1.NodeService.GetNodeInfo:output_type -> sandbox.v1.GetNodeInfoResponse
+	74,  // 126: sandbox.v1.NodeService.DrainNode:output_type -> sandbox.v1.DrainNodeResponse
+	108, // [108:127] is the sub-list for method output_type
+	89,  // [89:108] is the sub-list for method input_type
+	89,  // [89:89] is the sub-list for extension type_name
+	89,  // [89:89] is the sub-list for extension extendee
+	0,   // [0:89] is the sub-list for field type_name
 }
 
 func init() { file_sandbox_v1_sandbox_proto_init() }
@@ -6266,7 +6415,7 @@ func file_sandbox_v1_sandbox_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_sandbox_v1_sandbox_proto_rawDesc), len(file_sandbox_v1_sandbox_proto_rawDesc)),
-			NumEnums:      7,
+			NumEnums:      8,
 			NumMessages:   74,
 			NumExtensions: 0,
 			NumServices:   4,
