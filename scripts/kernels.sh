@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Fetches and unpacks the kernels that tests/kernel boots: those of Debian's cloud flavour in four suites, 5.10 to the
+# Fetches and unpacks the kernels that internal/testkit/vm boots: those of Debian's cloud flavour in four suites, 5.10 to the
 # newest backport. About 120 MB; with everything in the cache it does nothing, and needs no network.
 #
 #   scripts/kernels.sh [CACHE]

@@ -3,7 +3,7 @@
 //
 //	go run ./tests/kernel [flags] [version prefix]...        for example: go run ./tests/kernel -run Posture 6.1 7
 //
-// It boots each kernel in its cache (scripts/kernels.sh) under qemu's software emulation, with a root file system made of
+// It boots each kernel in its cache (scripts/kernels.sh, internal/testkit/vm) under qemu's software emulation, with a root file system made of
 // the machine's own programs, and has an init (guest) run the packages' test programs. A panic ends qemu like a power-off:
 // only a guest that says that it is done counts.
 //

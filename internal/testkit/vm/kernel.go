@@ -1,38 +1,38 @@
-package main
+package vm
 
 import (
 	"bytes"
 	"encoding/binary"
-	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
 
-	"github.com/sandbox-agent/sandbox-agent/tests/kernel/plan"
+	"github.com/sandbox-agent/sandbox-agent/internal/testkit/vm/plan"
 )
 
-// modules are what a guest loads, where its kernel does not have it built in: the disk and the result port, what a
+// Modules are what a guest loads, where its kernel does not have it built in: the disk and the result port, what a
 // node gets through modprobe by itself, and what a node that hosts VMs has (the emulated processor is AMD's, with SVM).
-var modules = []string{"virtio_pci", "virtio_blk", "virtio_console", "ext4", "tcp_diag", "udp_diag", "veth", "kvm_amd", "vhost_vsock", "vsock_loopback"}
+var Modules = []string{"virtio_pci", "virtio_blk", "virtio_console", "ext4", "tcp_diag", "udp_diag", "veth", "kvm_amd", "vhost_vsock", "vsock_loopback"}
 
-// kernel is one in the cache.
-type kernel struct{ cache, version string }
+// Kernel is one in a cache that scripts/kernels.sh has filled.
+type Kernel struct{ Cache, Version string }
 
-// kernels are those in the cache whose version begins with one of the prefixes; without prefixes all.
-func kernels(cache string, prefixes []string) ([]kernel, error) {
+// Kernels are those in the cache whose version begins with one of the prefixes; without prefixes all.
+func Kernels(cache string, prefixes []string) ([]Kernel, error) {
 	entries, err := os.ReadDir(filepath.Join(cache, "k", "lib", "modules"))
 	if err != nil {
 		return nil, fmt.Errorf("looking for kernels: %w: fetch them with scripts/kernels.sh", err)
 	}
-	var out []kernel
+	var out []Kernel
 	for _, e := range entries {
 		match := func(p string) bool { return strings.HasPrefix(e.Name(), p+".") || e.Name() == p }
 		if len(prefixes) == 0 || slices.ContainsFunc(prefixes, match) {
-			out = append(out, kernel{cache, e.Name()})
+			out = append(out, Kernel{cache, e.Name()})
 		}
 	}
 	if len(out) == 0 {
@@ -41,22 +41,22 @@ func kernels(cache string, prefixes []string) ([]kernel, error) {
 	return out, nil
 }
 
-// image is the kernel's ELF, unpacked once: under emulation that takes longer than all the rest of a boot.
-func (k kernel) image() (string, error) {
-	path := filepath.Join(k.cache, "k", "vmlinux-"+k.version)
+// Image is the path of the kernel's ELF, unpacked once: under emulation that takes longer than all the rest of a boot.
+func (k Kernel) Image() (string, error) {
+	path := filepath.Join(k.Cache, "k", "vmlinux-"+k.Version)
 	if _, err := os.Stat(path); err == nil {
 		return path, nil
 	}
-	b, err := os.ReadFile(filepath.Join(k.cache, "k", "boot", "vmlinuz-"+k.version))
+	b, err := os.ReadFile(filepath.Join(k.Cache, "k", "boot", "vmlinuz-"+k.Version))
 	if errors.Is(err, os.ErrNotExist) {
-		b, err = os.ReadFile(filepath.Join(k.cache, "k", "lib", "modules", k.version, "vmlinuz")) // since 7.0
+		b, err = os.ReadFile(filepath.Join(k.Cache, "k", "lib", "modules", k.Version, "vmlinuz")) // since 7.0
 	}
 	if err != nil {
-		return "", fmt.Errorf("kernel %s: %w", k.version, err)
+		return "", fmt.Errorf("kernel %s: %w", k.Version, err)
 	}
 	elf, err := unpack(b)
 	if err != nil {
-		return "", fmt.Errorf("kernel %s: %w", k.version, err)
+		return "", fmt.Errorf("kernel %s: %w", k.Version, err)
 	}
 	if err := os.WriteFile(path+"~", elf, 0o644); err != nil {
 		return "", err
@@ -100,12 +100,12 @@ func unpack(b []byte) ([]byte, error) {
 }
 
 // modulePaths are the files of modules and of what they depend on, in the order in which they are loaded.
-func (k kernel) modulePaths() ([]string, error) {
+func (k Kernel) modulePaths(modules []string) ([]string, error) {
 	var out []string
 	for _, m := range modules {
-		b, err := exec.Command("modprobe", "-d", filepath.Join(k.cache, "k"), "-S", k.version, "--show-depends", m).Output()
+		b, err := exec.Command("modprobe", "-d", filepath.Join(k.Cache, "k"), "-S", k.Version, "--show-depends", m).Output()
 		if err != nil {
-			return nil, fmt.Errorf("kernel %s: finding the module %s: %w", k.version, m, err)
+			return nil, fmt.Errorf("kernel %s: finding the module %s: %w", k.Version, m, err)
 		}
 		for line := range strings.Lines(string(b)) {
 			f := strings.Fields(line)
@@ -117,19 +117,34 @@ func (k kernel) modulePaths() ([]string, error) {
 	return out, nil
 }
 
-// initramfs holds the guest's init, its plan and the modules.
-func (k kernel) initramfs(path, init string, p plan.Plan) error {
-	paths, err := k.modulePaths()
+// Initramfs is what one holds.
+type Initramfs struct {
+	// Init is the path of the init, a static program.
+	Init string
+	// Modules are the names of kernel modules; what they depend on comes with them. The init finds their files, in the order in
+	// which they are to be loaded, in plan.Order.
+	Modules []string
+	// Files are more programs: the name in the initramfs, without a leading slash, and the path here.
+	Files map[string]string
+	// Plan is the content of plan.Path; nil: there is none.
+	Plan []byte
+}
+
+// Write writes an initramfs for the kernel.
+func (i Initramfs) Write(path string, k Kernel) error {
+	paths, err := k.modulePaths(i.Modules)
 	if err != nil {
 		return err
 	}
 	var b bytes.Buffer
 	c := &cpio{w: &b}
-	// The root itself: its mode would be 0700 otherwise.
-	for _, d := range []string{".", "dev", "proc", "sys", "root", "modules"} {
-		c.dir(d)
+	c.dir(".") // its mode would be 0700 otherwise
+	c.parents(slices.Concat([]string{"dev/.", "proc/.", "sys/.", "root/.", "modules/."}, slices.Sorted(maps.Keys(i.Files))))
+	c.copyFile("init", i.Init, 0o755)
+	for _, name := range slices.Sorted(maps.Keys(i.Files)) {
+		c.copyFile(name, i.Files[name], 0o755)
 	}
-	c.copyFile("init", init, 0o755)
+	var order strings.Builder
 	for _, m := range paths {
 		content, err := readModule(m)
 		if err != nil {
@@ -137,13 +152,12 @@ func (k kernel) initramfs(path, init string, p plan.Plan) error {
 		}
 		name := "modules/" + strings.TrimSuffix(filepath.Base(m), ".xz")
 		c.file(name, 0o644, content)
-		p.Modules = append(p.Modules, "/"+name)
+		fmt.Fprintln(&order, "/"+name)
 	}
-	b2, err := json.Marshal(p)
-	if err != nil {
-		return err
+	c.file(strings.TrimPrefix(plan.Order, "/"), 0o644, []byte(order.String()))
+	if i.Plan != nil {
+		c.file(strings.TrimPrefix(plan.Path, "/"), 0o644, i.Plan)
 	}
-	c.file(strings.TrimPrefix(plan.Path, "/"), 0o644, b2)
 	if err := c.close(); err != nil {
 		return err
 	}

@@ -1,4 +1,4 @@
-package main
+package vm
 
 import (
 	"fmt"
@@ -7,10 +7,10 @@ import (
 	"strings"
 )
 
-// counter reads the output of "go test -v" and keeps what is to be shown: that of tests that failed, and why others were
+// Counter reads the output of "go test -v" and keeps what is to be shown: that of tests that failed, and why others were
 // skipped.
-type counter struct {
-	passed, failed, skipped int
+type Counter struct {
+	Passed, Failed, Skipped int
 	held                    []string // of the test that runs
 	shown                   strings.Builder
 	reasons                 map[string]int
@@ -22,16 +22,17 @@ const needs = "this test needs "
 // heldLines bounds what is shown of one test.
 const heldLines = 60
 
-func (c *counter) line(s string) {
+// Line takes one line of the output.
+func (c *Counter) Line(s string) {
 	switch word, _, _ := strings.Cut(strings.TrimSpace(s), ": "); word {
 	case "--- PASS":
-		c.passed++
+		c.Passed++
 		c.held = nil
 	case "--- SKIP":
-		c.skipped++
+		c.Skipped++
 		c.held = nil
 	case "--- FAIL":
-		c.failed++
+		c.Failed++
 		c.show(s)
 	default:
 		c.held = append(c.held, s)
@@ -44,8 +45,8 @@ func (c *counter) line(s string) {
 	}
 }
 
-// skips says how many tests were skipped for which reason.
-func (c *counter) skips() string {
+// Skips says how many tests were skipped for which reason.
+func (c *Counter) Skips() string {
 	var b strings.Builder
 	for _, what := range slices.Sorted(maps.Keys(c.reasons)) {
 		fmt.Fprintf(&b, "  %d skipped: need %s\n", c.reasons[what], what)
@@ -53,7 +54,10 @@ func (c *counter) skips() string {
 	return b.String()
 }
 
-func (c *counter) show(verdict string) {
+// Shown is what is to be shown of tests that failed.
+func (c *Counter) Shown() string { return c.shown.String() }
+
+func (c *Counter) show(verdict string) {
 	if cut := len(c.held) - heldLines; cut > 0 {
 		c.held = append([]string{fmt.Sprintf("(%d lines)", cut)}, c.held[cut:]...)
 	}

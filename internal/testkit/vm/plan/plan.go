@@ -1,9 +1,12 @@
-// Package plan is what the harness of tests/kernel tells its guest, and how the guest answers.
+// Package plan is what a harness tells its guest, and how the guest answers.
 package plan
 
 const (
 	// Path is the plan's in the initramfs, as JSON.
 	Path = "/plan.json"
+	// Order is the path in the initramfs of the list of its kernel modules, one line for each, in the order in which they are
+	// loaded.
+	Order = "/modules.order"
 	// Port is the name of the virtio port that results go to.
 	Port = "sandbox-agent.results"
 	// Begin starts the line before a program's output, Done the last line of all.
@@ -13,8 +16,6 @@ const (
 
 // Plan is what a guest does.
 type Plan struct {
-	// Modules are kernel modules in the initramfs, in the order in which they are loaded.
-	Modules []string
 	// Controllers are those of cgroup v2 that the root hands down.
 	Controllers []string
 	Env         []string

@@ -1,4 +1,4 @@
-// Command guest is the init of a test guest (package tests/kernel): it mounts what a booted node has, cgroup v2 with
+// Command guest is the init of a test guest (package vm): it mounts what a booted node has, cgroup v2 with
 // its controllers handed down, runs the test programs of the plan and powers off. Static, no cgo.
 package main
 
@@ -16,7 +16,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/sandbox-agent/sandbox-agent/tests/kernel/plan"
+	"github.com/sandbox-agent/sandbox-agent/internal/testkit/vm/plan"
 )
 
 func main() {
@@ -48,7 +48,11 @@ func boot() (io.Writer, error) {
 	if err := json.Unmarshal(b, &todo); err != nil {
 		return os.Stderr, fmt.Errorf("reading the plan: %w", err)
 	}
-	for _, m := range todo.Modules {
+	order, err := os.ReadFile(plan.Order)
+	if err != nil {
+		return os.Stderr, err
+	}
+	for _, m := range strings.Fields(string(order)) {
 		if err := load(m); err != nil {
 			return os.Stderr, err
 		}

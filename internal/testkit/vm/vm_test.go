@@ -1,4 +1,4 @@
-package main
+package vm
 
 import (
 	"bytes"
@@ -18,7 +18,7 @@ func TestAnInitramfsIsWhatCpioUnpacks(t *testing.T) {
 	testkit.Need(t, testkit.Program("cpio"))
 	var b bytes.Buffer
 	c := &cpio{w: &b}
-	c.dir("dir")
+	c.parents([]string{"dir/odd", "dir/."})
 	c.file("dir/odd", 0o755, []byte("12345"))
 	c.file("empty", 0o600, nil)
 	require.NoError(t, c.close())
@@ -66,17 +66,17 @@ func TestAKernelIsUnpackedAndAnythingElseIsRefused(t *testing.T) {
 }
 
 func TestEveryVerdictCountsAndOnlyWhatFailedIsShown(t *testing.T) {
-	var c counter
+	var c Counter
 	for _, l := range []string{
 		"=== RUN   TestA", "quiet", "--- PASS: TestA (0.0s)", "=== RUN   TestB", "loud", "    --- FAIL: TestB/x (0.0s)", "--- FAIL: TestB (0.0s)",
 		"    x_test.go:7: this test needs gcc: install it", "--- SKIP: TestC (0.0s)",
 	} {
-		c.line(l)
+		c.Line(l)
 	}
-	require.Equal(t, []int{1, 2, 1}, []int{c.passed, c.failed, c.skipped})
-	require.Contains(t, c.shown.String(), "loud")
-	require.Equal(t, "  1 skipped: need gcc: install it\n", c.skips())
-	require.NotContains(t, c.shown.String(), "quiet")
+	require.Equal(t, []int{1, 2, 1}, []int{c.Passed, c.Failed, c.Skipped})
+	require.Contains(t, c.Shown(), "loud")
+	require.Equal(t, "  1 skipped: need gcc: install it\n", c.Skips())
+	require.NotContains(t, c.Shown(), "quiet")
 }
 
 func TestKernelsAreChosenByTheirVersion(t *testing.T) {
@@ -84,14 +84,14 @@ func TestKernelsAreChosenByTheirVersion(t *testing.T) {
 	for _, v := range []string{"5.10.0-46", "6.1.0-57", "6.12.118"} {
 		require.NoError(t, os.MkdirAll(filepath.Join(cache, "k", "lib", "modules", v), 0o755))
 	}
-	ks, err := kernels(cache, []string{"6.1"})
+	ks, err := Kernels(cache, []string{"6.1"})
 	require.NoError(t, err)
-	require.Equal(t, []kernel{{cache, "6.1.0-57"}}, ks)
-	ks, err = kernels(cache, nil)
+	require.Equal(t, []Kernel{{cache, "6.1.0-57"}}, ks)
+	ks, err = Kernels(cache, nil)
 	require.NoError(t, err)
 	require.Len(t, ks, 3)
-	_, err = kernels(cache, []string{"4.19"})
+	_, err = Kernels(cache, []string{"4.19"})
 	require.ErrorContains(t, err, "4.19")
-	_, err = kernels(t.TempDir(), nil)
+	_, err = Kernels(t.TempDir(), nil)
 	require.ErrorContains(t, err, "scripts/kernels.sh")
 }

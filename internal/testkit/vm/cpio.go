@@ -1,9 +1,10 @@
-package main
+package vm
 
 import (
 	"fmt"
 	"io"
 	"os"
+	"path"
 )
 
 // cpio writes an initramfs in the "newc" format (the kernel's Documentation/driver-api/early-userspace/buffer-format.rst).
@@ -34,13 +35,29 @@ func pad(b []byte) []byte {
 	return b
 }
 
+// parents makes the folders that the names lie in, each once.
+func (c *cpio) parents(names []string) {
+	made := map[string]bool{".": true}
+	var parent func(dir string)
+	parent = func(dir string) {
+		if !made[dir] {
+			parent(path.Dir(dir))
+			made[dir] = true
+			c.dir(dir)
+		}
+	}
+	for _, name := range names {
+		parent(path.Dir(name))
+	}
+}
+
 func (c *cpio) dir(name string) { c.entry(name, 0o40755, 2, nil) }
 
 func (c *cpio) file(name string, mode int, content []byte) { c.entry(name, 0o100000|mode, 1, content) }
 
 // copyFile adds a file of the host.
-func (c *cpio) copyFile(name, path string, mode int) {
-	b, err := os.ReadFile(path)
+func (c *cpio) copyFile(name, source string, mode int) {
+	b, err := os.ReadFile(source)
 	if err != nil && c.err == nil {
 		c.err = err
 	}
