@@ -18,6 +18,7 @@ import (
 	"github.com/sandbox-agent/sandbox-agent/internal/agent/events"
 	"github.com/sandbox-agent/sandbox-agent/internal/agent/journal"
 	"github.com/sandbox-agent/sandbox-agent/internal/config"
+	"github.com/sandbox-agent/sandbox-agent/internal/network"
 	"github.com/sandbox-agent/sandbox-agent/internal/runtime"
 )
 
@@ -28,6 +29,8 @@ type Options struct {
 	// Runtimes by the name that sessions use. Those of runtime.allowed must be there; another one is only asked when the
 	// journal names a sandbox of it, to end it.
 	Runtimes map[string]runtime.Runtime
+	// Networks connects sandboxes; nil for an agent whose only network mode is "none".
+	Networks *network.Manager
 	// Receiptd and Pid1 are host paths of the static binaries.
 	Receiptd, Pid1 string
 	Version        string
@@ -45,6 +48,7 @@ type Agent struct {
 	watching watching
 	hosts    *hosts
 	programs programs
+	networks *network.Manager // nil without one
 	slots    *slots
 	bootID   string
 	started  time.Time
@@ -90,7 +94,7 @@ func New(o Options) (*Agent, error) {
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	a := &Agent{
-		opts: o, cfg: &o.Config, log: o.Log, hosts: newHosts(o.Runtimes, o.Config.Runtime), programs: programs, slots: newSlots(o.Config.Limits.TotalMemoryBytes),
+		opts: o, cfg: &o.Config, log: o.Log, hosts: newHosts(o.Runtimes, o.Config.Runtime), programs: programs, networks: o.Networks, slots: newSlots(o.Config.Limits.TotalMemoryBytes),
 		bootID: strings.TrimSpace(string(boot)), started: time.Now(), clock: nodeClock(),
 		ctx: ctx, cancel: cancel, closing: make(chan struct{}), sweepNow: make(chan struct{}, 1), timesChanged: make(chan struct{}, 1),
 		sessions: map[string]*session{}, creating: map[string]bool{}, worktrees: map[string]string{},
@@ -107,6 +111,9 @@ func checkOptions(o *Options) error {
 		return err
 	}
 	if err := checkRootfs(o.Config.Rootfs); err != nil {
+		return err
+	}
+	if err := checkNetworks(o); err != nil {
 		return err
 	}
 	for _, name := range o.Config.Runtime.Allowed {

@@ -111,6 +111,8 @@ type sandboxRecord struct {
 	Concessions []runtime.Concession `json:"concessions,omitempty"`
 	// ProvedAt is when it had proved itself, since the node's start: a sandbox does not outlive that.
 	ProvedAt time.Duration `json:"provedAt,omitempty"`
+	// Network is nil for the mode "none".
+	Network *networkRecord `json:"network,omitempty"`
 }
 
 type proofRecord struct {
@@ -260,6 +262,7 @@ func (r *sessionRecord) proto() *sandboxv1.Session {
 	}
 	if r.Sandbox != nil {
 		s.Sandbox = r.Sandbox.proto(r.Runtime)
+		s.Sandbox.Network = r.Sandbox.Network.proto(r.Network)
 		s.Mounts = mountsProto(r.Sandbox.Plan)
 		if r.Sandbox.GrantsDigest != "" { // of memory: it has no source
 			s.Mounts = append(s.Mounts, &sandboxv1.Mount{Target: runtime.GrantsPath, ReadOnly: true, Seal: true})

@@ -245,6 +245,7 @@ func (a *Agent) sweep() {
 	}
 	if listed {
 		a.tidyAllReceipts(alive)
+		a.sweepNetworks(alive)
 	}
 }
 

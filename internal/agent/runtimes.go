@@ -317,6 +317,7 @@ func (a *Agent) CheckNode(ctx context.Context) *sandboxv1.CheckNodeResponse {
 			resp.Checks = append(resp.Checks, checkOf(r))
 		}
 	}
+	resp.Checks = append(resp.Checks, a.networkChecks(ctx)...)
 	return resp
 }
 

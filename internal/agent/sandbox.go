@@ -148,6 +148,9 @@ func (s *session) prepare() (runtime.Spec, error) {
 	s.mu.Lock()
 	rec, grants, lost := s.rec, s.grants.mounted(), s.grantsProblem()
 	s.mu.Unlock()
+	if err := a.checkMode(s.id, rec.Network); err != nil {
+		return runtime.Spec{}, err
+	}
 	if lost != "" {
 		return runtime.Spec{}, fmt.Errorf("%w: session %s needs its grants again: %s", ErrPrecondition, s.id, lost)
 	}
@@ -195,7 +198,7 @@ func (s *session) prepare() (runtime.Spec, error) {
 	point("provision.recorded")
 	return runtime.Spec{
 		SandboxID: id, SessionID: s.id, Generation: sb.Generation,
-		Rootfs: a.cfg.Rootfs, IDs: idsOf(slot), Workspace: plan, Network: rec.Network,
+		Rootfs: a.cfg.Rootfs, IDs: idsOf(slot), Workspace: plan, Network: rec.Network, Connect: a.connector(id, rec.Network),
 		Resources: resourcesOf(rec.Resources, a.cfg.Limits), Grants: grants,
 		Dir: sb.Dir, ReceiptsDir: a.receiptsDir(id), Receiptd: a.opts.Receiptd, Pid1: a.opts.Pid1,
 		ReceiptdSHA256: a.programs.receiptd, Pid1SHA256: a.programs.pid1,
@@ -221,6 +224,9 @@ func (s *session) start(spec runtime.Spec) (*attached, error) {
 	}
 	point("provision.created")
 	if err := cmpErr(<-receipts, checkProvenance(container.Identity().Provenance, &spec)); err != nil {
+		return nil, errors.Join(err, container.Close())
+	}
+	if err := s.noteNetwork(spec.SandboxID, spec.Network); err != nil {
 		return nil, errors.Join(err, container.Close())
 	}
 	sb, key, err := s.attach(ctx, container, spec.ReceiptsDir)
@@ -437,6 +443,7 @@ func (s *session) stopSandbox(why string) (*runtime.Evidence, error) {
 		return &evidence, errors.Join(err, saveErr)
 	}
 	s.agent.tidyReceipts(s.sandboxRecord().ID)
+	s.agent.disconnect(s.sandboxRecord().ID)
 	err = s.apply(s.gone(), why, func(r *sessionRecord) { r.Sandbox.Evidence = &evidence }, s.sandboxRecord().gone(s.id, &evidence)...)
 	point("stop.evidence")
 	return &evidence, err

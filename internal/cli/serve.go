@@ -19,6 +19,7 @@ import (
 	"github.com/sandbox-agent/sandbox-agent/internal/agent"
 	"github.com/sandbox-agent/sandbox-agent/internal/cli/interrupt"
 	"github.com/sandbox-agent/sandbox-agent/internal/config"
+	"github.com/sandbox-agent/sandbox-agent/internal/network"
 	"github.com/sandbox-agent/sandbox-agent/internal/rpc"
 	"github.com/sandbox-agent/sandbox-agent/internal/runtime"
 	"github.com/sandbox-agent/sandbox-agent/internal/runtime/containerd"
@@ -68,9 +69,13 @@ func runServe(ctx context.Context, c *cli.Command) error {
 	if err != nil {
 		return err
 	}
+	networks, err := newNetworks(&cfg, log)
+	if err != nil {
+		return err
+	}
 	began := time.Now()
 	a, err := agent.New(agent.Options{
-		Config: cfg, Runtimes: runtimes, Receiptd: receiptd, Pid1: pid1, Version: Version, Log: log,
+		Config: cfg, Runtimes: runtimes, Networks: networks, Receiptd: receiptd, Pid1: pid1, Version: Version, Log: log,
 	})
 	if err != nil {
 		return err
@@ -200,6 +205,19 @@ func newRuntime(name, dir string, cfg *config.Config, log *slog.Logger) (runtime
 	return containerd.New(containerd.Options{
 		Name: name, Handler: of.Handler, Binary: of.Binary, Address: c.Address, Namespace: c.Namespace, Snapshotter: c.Snapshotter,
 		StateDir: dir, Log: log,
+	})
+}
+
+// newNetworks makes what connects sandboxes, also where no mode is allowed: there may be something of an earlier one to remove.
+func newNetworks(cfg *config.Config, log *slog.Logger) (*network.Manager, error) {
+	dir, err := makeRuntimeDir(cfg.StateDir, "network")
+	if err != nil {
+		return nil, err
+	}
+	n := cfg.Network
+	return network.New(network.Options{
+		StateDir: dir, Log: log, Nameservers: n.NameserverAddrs(),
+		CNI: network.CNIOptions{ConfDir: n.CNI.ConfDir, BinDirs: n.CNI.BinDirs, Network: n.CNI.Network},
 	})
 }
 

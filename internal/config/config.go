@@ -119,10 +119,30 @@ type Identity struct {
 	Email string `json:"email"`
 }
 
-// Network says which network modes sessions may have.
+// Network says which network modes sessions may have, and how they are made.
 type Network struct {
 	Default string   `json:"default"`
 	Allowed []string `json:"allowed"`
+	// Nameservers are what sandboxes ask; none: what the node's CNI says, or else the node's own, as far as those are on
+	// another host. One that is on the node or on its link is let through on port 53 only if it is named here.
+	Nameservers []string      `json:"nameservers"`
+	Bridge      NetworkBridge `json:"bridge"`
+	CNI         NetworkCNI    `json:"cni"`
+}
+
+// NetworkBridge is where sandboxes of the mode "bridge" have their addresses from.
+type NetworkBridge struct {
+	// Subnet and Subnet6 are private ranges that nothing else uses. An empty Subnet6: no IPv6.
+	Subnet  string `json:"subnet"`
+	Subnet6 string `json:"subnet6"`
+}
+
+// NetworkCNI is where the node has its CNI.
+type NetworkCNI struct {
+	ConfDir string   `json:"conf_dir"`
+	BinDirs []string `json:"bin_dirs"`
+	// Network is the name of the configuration; empty: the first by file name, as for pods.
+	Network string `json:"network"`
 }
 
 // Limits are the node's bounds; a caller can go below them, never above.
@@ -246,7 +266,11 @@ func Default(nodeMemory int64) Config {
 			Hooks:     "off",
 			Identity:  Identity{Name: "Sandbox Agent", Email: "sandbox-agent@localhost"},
 		},
-		Network: Network{Default: "none", Allowed: []string{"none"}},
+		Network: Network{
+			Default: NoNetwork, Allowed: []string{NoNetwork},
+			Bridge: NetworkBridge{Subnet: "10.231.0.0/16"},
+			CNI:    NetworkCNI{ConfDir: "/etc/cni/net.d", BinDirs: []string{"/opt/cni/bin", "/usr/lib/cni", "/usr/libexec/cni"}},
+		},
 		Limits: Limits{
 			Timeout: Duration(2 * time.Minute), MaxTimeout: Duration(time.Hour), Grace: Duration(2 * time.Second),
 			OutputBytes: 262144, SpillBytes: 16 << 20, CommandBytes: maxCommandBytes, Pids: 512,

@@ -12,13 +12,11 @@ import (
 	"unicode/utf8"
 )
 
-// What the names of the API stand for in this version, and what is still to come: a node that was configured for it must
-// not start as if it had it.
+// What the names of the API stand for in this version.
 var (
 	runtimes  = []string{"embedded", RuncRuntime, GvisorRuntime, KataRuntime}
-	networks  = []string{"none"}
+	networks  = []string{NoNetwork, BridgeNetwork, CNINetwork}
 	layouts   = []string{IsolatedLayout, SharedLayout}
-	toCome    = []string{"bridge", "cni"}
 	hookModes = []string{"off", "inside"}
 	levels    = []string{"debug", "info", "warn", "error"}
 	modeText  = regexp.MustCompile(`^0[0-7]{3}$`)
@@ -98,7 +96,7 @@ func (c *Config) ranges() []intRange {
 // Validate checks everything that can be checked without the node. The error names key, value and allowed range.
 func (c *Config) Validate() error {
 	for _, check := range []func() error{
-		c.checkPaths, c.checkSocket, c.checkNames, c.checkContainerd, c.checkRootfs, c.checkRanges, c.checkListeners, c.checkIdentity, c.checkExport, c.checkCaches,
+		c.checkPaths, c.checkSocket, c.checkNames, c.checkContainerd, c.checkRootfs, c.checkRanges, c.checkListeners, c.checkNetwork, c.checkIdentity, c.checkExport, c.checkCaches,
 	} {
 		if err := check(); err != nil {
 			return err
@@ -185,11 +183,7 @@ func (c *Config) checkNames() error {
 		}{fmt.Sprintf("network.allowed[%d]", i), n, networks})
 	}
 	for _, s := range sets {
-		switch {
-		case slices.Contains(s.set, s.value):
-		case slices.Contains(toCome, s.value):
-			return bad(s.key, s.value, strings.Join(s.set, ", ")+" ("+s.value+" comes with a later version)")
-		default:
+		if !slices.Contains(s.set, s.value) {
 			return bad(s.key, s.value, strings.Join(s.set, ", "))
 		}
 	}

@@ -31,6 +31,7 @@ type Daemon struct {
 	Address string
 
 	dir   string
+	root  string // what it keeps for good
 	path  string // PATH of it and its shims
 	cmd   *exec.Cmd
 	ended chan struct{}
@@ -40,10 +41,19 @@ type Daemon struct {
 // fails where tests must run.
 func Start(t testing.TB, parts ...string) *Daemon {
 	t.Helper()
+	return StartOn(t, "", parts...)
+}
+
+// StartOn is Start with a folder of the caller's, unless root is empty, for images, their file systems and the database.
+func StartOn(t testing.TB, root string, parts ...string) *Daemon {
+	t.Helper()
 	testkit.Need(t, testkit.Root)
-	d := &Daemon{T: t, dir: testkit.StateDir(t), path: strings.Join(append(folders(t, append([]string{"containerd"}, parts...)), os.Getenv("PATH")), ":")}
+	d := &Daemon{T: t, dir: testkit.StateDir(t), root: root, path: strings.Join(append(folders(t, append([]string{"containerd"}, parts...)), os.Getenv("PATH")), ":")}
 	d.Address = filepath.Join(d.dir, "containerd.sock")
-	require.NoError(t, os.WriteFile(d.config(), []byte(fmt.Sprintf(config, d.dir, d.Address)), 0o600))
+	if d.root == "" {
+		d.root = filepath.Join(d.dir, "root")
+	}
+	require.NoError(t, os.WriteFile(d.config(), []byte(fmt.Sprintf(config, d.dir, d.Address, d.root)), 0o600))
 	t.Cleanup(d.end)
 	d.Serve()
 	return d
@@ -51,7 +61,7 @@ func Start(t testing.TB, parts ...string) *Daemon {
 
 // config leaves out what takes long to start and nobody here asks for: the CRI.
 const config = `version = 4
-root = "%[1]s/root"
+root = "%[3]s"
 state = "%[1]s/state"
 imports = []
 disabled_plugins = ["io.containerd.cri.v1.images", "io.containerd.cri.v1.runtime", "io.containerd.grpc.v1.cri", "io.containerd.podsandbox.controller.v1.podsandbox", "io.containerd.nri.v1.nri", "io.containerd.internal.v1.opt"]
@@ -68,6 +78,12 @@ func Need(t testing.TB, parts ...string) {
 	t.Helper()
 	testkit.Need(t, testkit.Root)
 	folders(t, append([]string{"containerd"}, parts...))
+}
+
+// Folder is where a part of scripts/containerd.sh has been built. Without it the test is skipped, or fails where tests must run.
+func Folder(t testing.TB, part string) string {
+	t.Helper()
+	return folders(t, []string{part})[0]
 }
 
 // folders asks the script for what it has built; nothing is built for a test.

@@ -1,0 +1,140 @@
+package network
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	sandboxv1 "github.com/sandbox-agent/sandbox-agent/api/sandbox/v1"
+	"github.com/sandbox-agent/sandbox-agent/internal/testkit"
+	"github.com/sandbox-agent/sandbox-agent/internal/testkit/containerd"
+	"github.com/sandbox-agent/sandbox-agent/internal/testkit/netlab"
+	"github.com/sandbox-agent/sandbox-agent/internal/testkit/node"
+)
+
+func TestMain(m *testing.M) { os.Exit(node.Main(m)) }
+
+const (
+	cniSubnet, cniSubnet6 = "10.77.0.0/24", "fd77::/64"
+	subnet, subnet6       = "10.231.0.0/16", "fd23:1::/64"
+)
+
+// world is a lab with an agent on its node.
+type world struct {
+	*netlab.Lab
+	*node.Agent
+	t       *testing.T
+	cniDirs string
+}
+
+// newWorld starts an agent with runc in a containerd of its own, the embedded runtime and the node's CNI.
+func newWorld(t *testing.T, conflist, more string) *world {
+	t.Helper()
+	containerd.Need(t, "runc", "cni")
+	testkit.Leaks(t)
+	w := &world{t: t, Lab: netlab.New(t, cniSubnet, cniSubnet6)}
+	plugins := containerd.Folder(t, "cni")
+	conf := testkit.StateDir(t)
+	if conflist != "" {
+		require.NoError(t, os.WriteFile(filepath.Join(conf, "10-test.conflist"), []byte(strings.ReplaceAll(conflist, "DIR", conf)), 0o600))
+	}
+	d := containerd.Start(t, "runc")
+	w.cniDirs = fmt.Sprintf("cni: {conf_dir: %s, bin_dirs: [%s]}", conf, plugins)
+	w.Agent = node.Start(t, node.Options{
+		Program: w.Program(node.Program()),
+		Config: fmt.Sprintf("runtime: {default: embedded, allowed: [embedded, runc]}\ncontainerd: {address: %s}\nnetwork: {allowed: [none, bridge, cni], nameservers: [%s], bridge: {subnet: %s, subnet6: '%s'}, %s}\n%s",
+			d.Address, netlab.Web, subnet, subnet6, w.cniDirs, more),
+	})
+	return w
+}
+
+// bridged is a configuration of real plugins, with addresses of both families. DIR is a folder of the test's.
+const bridged = `{"cniVersion": "1.0.0", "name": "lab", "plugins": [{
+  "type": "bridge", "bridge": "cni0", "isGateway": true, "hairpinMode": true,
+  "ipam": {"type": "host-local", "dataDir": "DIR/ipam", "ranges": [[{"subnet": "10.77.0.0/24"}], [{"subnet": "fd77::/64"}]],
+    "routes": [{"dst": "0.0.0.0/0"}, {"dst": "::/0"}]}
+}]}`
+
+func (w *world) create(runtime, mode string) (*sandboxv1.Session, error) {
+	w.t.Helper()
+	repo := testkit.Repo(w.t, 1234)
+	ctx, cancel := context.WithTimeout(context.Background(), node.Patience)
+	defer cancel()
+	id := fmt.Sprintf("s-%s-%s-%d", runtime, mode, os.Getpid())
+	return w.Client.CreateSession(ctx, &sandboxv1.CreateSessionRequest{
+		SessionId: id, Runtime: runtime, Network: &sandboxv1.Network{Mode: mode},
+		Workspace: &sandboxv1.Workspace{Repository: repo, Worktree: testkit.Worktree(w.t, 1234, repo, "topic")},
+	})
+}
+
+func (w *world) session(runtime, mode string) *sandboxv1.Session {
+	w.t.Helper()
+	s, err := w.create(runtime, mode)
+	require.NoError(w.t, err)
+	return s
+}
+
+func (w *world) run(s *sandboxv1.Session, command string) *sandboxv1.ExecResult {
+	w.t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), node.Patience)
+	defer cancel()
+	r, err := w.Client.Exec(ctx, &sandboxv1.ExecRequest{SessionId: s.GetSessionId(), Command: command, Text: true})
+	require.NoError(w.t, err)
+	return r.ExecResult
+}
+
+func (w *world) delete(s *sandboxv1.Session) {
+	w.t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), node.Patience)
+	defer cancel()
+	_, err := w.Client.Sessions.DeleteSession(ctx, &sandboxv1.DeleteSessionRequest{SessionId: s.GetSessionId()})
+	require.NoError(w.t, err)
+}
+
+// dial is a command that connects and prints what it is told; bash is there wherever a sandbox is.
+func dial(address, port string) string {
+	return fmt.Sprintf("exec 3<>/dev/tcp/%s/%s && cat <&3", address, port)
+}
+
+func TestASandboxIsConnectedByTheNodesCNIPluginsAndTakenOffAgain(t *testing.T) {
+	w := newWorld(t, bridged, "")
+	w.TCP(w.World, "web", netlab.Web+":80")
+	w.TCP(w.World, "web6", "["+netlab.Web6+"]:80")
+	for _, runtime := range []string{"runc", "embedded"} {
+		t.Run(runtime, func(t *testing.T) {
+			s := w.session(runtime, "cni")
+			n := s.GetSandbox().GetNetwork()
+			require.Equal(t, "cni", n.GetMode())
+			require.Equal(t, "lab", n.GetCniNetwork())
+			require.Len(t, n.GetAddresses(), 2)
+			require.Equal(t, []string{netlab.Web}, n.GetNameservers())
+			require.Subset(t, w.Links(w.Node), n.GetNodeInterfaces())
+
+			r := w.run(s, dial(netlab.Web, "80"))
+			require.Equal(t, "web to "+n.GetAddresses()[0]+"\n", r.GetStdoutText(), r.GetStderrText())
+			r = w.run(s, dial(netlab.Web6, "80"))
+			require.Equal(t, "web6 to "+n.GetAddresses()[1]+"\n", r.GetStdoutText(), r.GetStderrText())
+			r = w.run(s, "cat /etc/resolv.conf")
+			require.Equal(t, "nameserver "+netlab.Web+"\n", r.GetStdoutText())
+
+			w.delete(s)
+			require.NotSubset(t, w.Links(w.Node), n.GetNodeInterfaces())
+			w.nothingLeft()
+		})
+	}
+}
+
+// nothingLeft looks at what the agent and the plugins keep of sandboxes.
+func (w *world) nothingLeft() {
+	w.t.Helper()
+	for _, dir := range []string{"records", "netns"} {
+		entries, err := os.ReadDir(filepath.Join(w.State, "network", dir))
+		require.NoError(w.t, err)
+		require.Empty(w.t, entries, dir)
+	}
+}
