@@ -61,6 +61,8 @@ type Lookup struct {
 	Config Config
 	// Cgroups are absolute folders that hold nothing but this VM's. A cgroup that is not there is empty.
 	Cgroups []string
+	// Shim is the shim's program, which Sweep looks for.
+	Shim string
 	// VMDirs hold a folder for each VM, with QEMU's pid file; by default /run/vc/vm.
 	VMDirs []string
 }
@@ -107,14 +109,19 @@ func (l Lookup) find() (VM, error) {
 			found[pid] = true
 		}
 	}
+	l.named(vm, all, found)
+	return vm, l.record(&vm, all, found)
+}
+
+// named adds what runs one of the VM's programs, and by its arguments or by QEMU's pid file for this sandbox.
+func (l Lookup) named(vm VM, all map[int]proc, found map[int]bool) {
 	pidFile := l.pidFile()
 	for pid, p := range all {
 		role := vm.role(p)
-		if role == RoleVMM && pid == pidFile || (role == RoleVMM || role == RoleVirtiofsd) && p.mentions(l.SandboxID) {
+		if role == RoleVMM && pid == pidFile || role != RoleOther && p.mentions(l.SandboxID) {
 			found[pid] = true
 		}
 	}
-	return vm, l.record(&vm, all, found)
 }
 
 // record fills in the processes, and refuses a set that lacks one, or that can't be a VM's.
@@ -147,22 +154,23 @@ func (l Lookup) record(vm *VM, all map[int]proc, found map[int]bool) error {
 }
 
 func (l Lookup) programs(vm *VM) error {
-	add := func(role Role, path string) error {
-		var st unix.Stat_t
-		if err := unix.Stat(path, &st); err != nil {
-			return fmt.Errorf("the configured %s: %w", role, &os.PathError{Op: "stat", Path: path, Err: err})
-		}
-		vm.Programs = append(vm.Programs, Program{role, st.Dev, st.Ino})
-		return nil
-	}
 	if !l.Config.VMMInShim() {
-		if err := add(RoleVMM, l.Config.VMM); err != nil {
+		if err := vm.add(RoleVMM, l.Config.VMM); err != nil {
 			return err
 		}
 	}
 	if l.Config.SharedFS == "virtio-fs" {
-		return add(RoleVirtiofsd, l.Config.VirtioFSDaemon)
+		return vm.add(RoleVirtiofsd, l.Config.VirtioFSDaemon)
 	}
+	return nil
+}
+
+func (vm *VM) add(role Role, path string) error {
+	var st unix.Stat_t
+	if err := unix.Stat(path, &st); err != nil {
+		return fmt.Errorf("the configured %s: %w", role, &os.PathError{Op: "stat", Path: path, Err: err})
+	}
+	vm.Programs = append(vm.Programs, Program{role, st.Dev, st.Ino})
 	return nil
 }
 
@@ -237,7 +245,20 @@ func (vm VM) wait(ctx context.Context, ev *Evidence) error {
 		ev.add("boot_id", "the machine was started again: %s, then %s", vm.BootID, boot)
 		return nil
 	}
-	// All are waited for at once: what is missing should be said of each.
+	if err := vm.awaitProcesses(ctx, ev); err != nil {
+		return err
+	}
+	for _, dir := range vm.Cgroups {
+		if err := awaitEmpty(ctx, dir); err != nil {
+			return err
+		}
+		ev.add("cgroup_empty", "%s", dir)
+	}
+	return vm.nothingLeft(ev)
+}
+
+// awaitProcesses waits for all at once: what is missing should be said of each.
+func (vm VM) awaitProcesses(ctx context.Context, ev *Evidence) error {
 	results := make([]error, len(vm.Processes))
 	done := make(chan struct{})
 	for i, p := range vm.Processes {
@@ -254,16 +275,7 @@ func (vm VM) wait(ctx context.Context, ev *Evidence) error {
 			ev.add(string(p.Role)+"_pidfd", "process %d, start time %d, has ended", p.Pid, p.StartTime)
 		}
 	}
-	if err := errors.Join(results...); err != nil {
-		return err
-	}
-	for _, dir := range vm.Cgroups {
-		if err := awaitEmpty(ctx, dir); err != nil {
-			return err
-		}
-		ev.add("cgroup_empty", "%s", dir)
-	}
-	return vm.nothingLeft(ev)
+	return errors.Join(results...)
 }
 
 func ended(ctx context.Context, p Process) error {
@@ -315,6 +327,59 @@ func (vm VM) nothingLeft(ev *Evidence) error {
 	}
 	ev.add("no_process_left", "no VMM and no virtiofsd of %s among %d processes", vm.SandboxID, len(all))
 	return nil
+}
+
+// Sweep ends what runs of a sandbox whose processes were never written down, because its start was cut short: whatever runs
+// the shim (Lookup.Shim), the configured VMM or virtiofsd with this sandbox's id among its arguments, or is named by QEMU's pid
+// file. It answers after a look that finds none of them. The caller sees to it that nothing starts them again. An error wraps
+// ErrNoEvidence.
+func Sweep(ctx context.Context, l Lookup) (Evidence, error) {
+	ev := Evidence{SandboxID: l.SandboxID}
+	if err := l.sweep(ctx, &ev); err != nil {
+		return ev, fmt.Errorf("sandbox %.130q: %w: %w", l.SandboxID, ErrNoEvidence, err)
+	}
+	ev.Complete = true
+	return ev, nil
+}
+
+func (l Lookup) sweep(ctx context.Context, ev *Evidence) error {
+	if err := CheckID(l.SandboxID); err != nil {
+		return err
+	}
+	vm := VM{SandboxID: l.SandboxID}
+	if err := l.programs(&vm); err != nil {
+		return err
+	}
+	if l.Shim != "" {
+		if err := vm.add(RoleShim, l.Shim); err != nil {
+			return err
+		}
+	}
+	var err error
+	if vm.BootID, err = bootID(); err != nil {
+		return err
+	}
+	for {
+		all, err := processes()
+		if err != nil {
+			return err
+		}
+		found := map[int]bool{}
+		l.named(vm, all, found)
+		if len(found) == 0 {
+			return vm.nothingLeft(ev)
+		}
+		vm.Processes = nil
+		for _, pid := range slices.Sorted(maps.Keys(found)) {
+			vm.Processes = append(vm.Processes, Process{vm.role(all[pid]), pid, all[pid].start})
+		}
+		if err := vm.Kill(); err != nil {
+			return err
+		}
+		if err := vm.awaitProcesses(ctx, ev); err != nil {
+			return err
+		}
+	}
 }
 
 // Kill ends every recorded process that is still there, the VMM before the shim, by pidfd: never another process that

@@ -450,3 +450,31 @@ func TestAProcessMayHaveAnyName(t *testing.T) {
 		require.True(t, k.kernel)
 	}
 }
+
+// The start of a sandbox was cut short before its processes were written down: they are found by what they run, and no other
+// sandbox's is touched.
+func TestP5WhatWasNeverWrittenDownIsSweptByItsId(t *testing.T) {
+	m := newMachine(t)
+	shim, pids := m.vm(sandbox)
+	other, others := m.vm(sandbox + "2")
+	l := Lookup{SandboxID: sandbox, Config: m.config, Shim: filepath.Join(m.dir, "bystander"), VMDirs: []string{m.dir}}
+	wait := endOf(t, pids)
+	ev, err := Sweep(t.Context(), l)
+	require.NoError(t, err)
+	require.True(t, ev.Complete)
+	require.ElementsMatch(t, []string{"vmm_pidfd", "virtiofsd_pidfd", "no_process_left"}, sources(ev))
+	wait()
+	<-shim.gone // it waited for them
+
+	vm, err := m.find(Lookup{SandboxID: sandbox + "2", ShimPid: other.pid()})
+	require.NoError(t, err, "the other sandbox's processes are there")
+	require.Equal(t, others, append(roles(vm)[RoleVMM], roles(vm)[RoleVirtiofsd]...))
+
+	again, err := Sweep(t.Context(), l)
+	require.NoError(t, err)
+	require.Equal(t, []string{"no_process_left"}, sources(again))
+
+	l.Config.VMM = filepath.Join(m.dir, "gone")
+	_, err = Sweep(t.Context(), l)
+	require.ErrorIs(t, err, ErrNoEvidence, "what is looked for can't be told any more")
+}

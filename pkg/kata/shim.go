@@ -20,8 +20,10 @@ const (
 
 // Places are where an installation is looked for. The zero value of a field is its default.
 type Places struct {
-	// Shim is the shim's absolute path. Empty: ShimName in ContainerdPATH, then in ShimDirs.
+	// Shim is the shim's absolute path. Empty: the program that Handler stands for in ContainerdPATH, then in ShimDirs.
 	Shim string
+	// Handler is containerd's name of the shim: RuntimeType, or another one of kata-deploy's, such as io.containerd.kata-qemu.v2.
+	Handler string
 	// ContainerdPATH is the PATH of containerd's own environment: containerd finds shims there. Empty: this process's.
 	ContainerdPATH string
 	// ShimDirs default to /opt/kata/runtime-rs/bin, /opt/kata/bin, /usr/local/bin and /usr/bin: kata-deploy's two, and
@@ -33,6 +35,15 @@ type Places struct {
 	ConfigPaths []string
 	// Dev and Sys default to /dev and /sys.
 	Dev, Sys string
+}
+
+// shimName is the program that containerd starts for the handler: its last two words.
+func (p Places) shimName() string {
+	words := strings.Split(p.Handler, ".")
+	if len(words) < 3 {
+		return ShimName
+	}
+	return "containerd-shim-" + strings.Join(words[len(words)-2:], "-")
 }
 
 func (p Places) shimDirs() []string {
@@ -98,13 +109,13 @@ func (p Places) findShim() (string, error) {
 		if !filepath.IsAbs(dir) {
 			continue // relative to whose working directory?
 		}
-		file := filepath.Join(dir, ShimName)
+		file := filepath.Join(dir, p.shimName())
 		if st, err := os.Stat(file); err == nil && st.Mode().IsRegular() && st.Mode()&0o111 != 0 {
 			return file, nil
 		}
 	}
 	return "", fmt.Errorf("%w: no %s in containerd's PATH nor in %s; install Kata Containers %s or newer, or name the shim",
-		ErrNotInstalled, ShimName, strings.Join(p.shimDirs(), ", "), oldest)
+		ErrNotInstalled, p.shimName(), strings.Join(p.shimDirs(), ", "), oldest)
 }
 
 func askVersion(ctx context.Context, path string) (string, error) {

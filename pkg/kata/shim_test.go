@@ -116,3 +116,11 @@ func TestAShimThatOthersCanChangeIsNotRun(t *testing.T) {
 		})
 	}
 }
+
+func TestTheHandlerNamesTheProgram(t *testing.T) {
+	for handler, program := range map[string]string{
+		"": ShimName, RuntimeType: ShimName, "io.containerd.kata-qemu.v2": "containerd-shim-kata-qemu-v2",
+	} {
+		require.Equal(t, program, Places{Handler: handler}.shimName())
+	}
+}
