@@ -1,5 +1,5 @@
 // Command receiptd is the trusted init of a sandbox; see package receiptd. The agent starts it, and "receiptd attach"
-// beside it where that is the way to it.
+// beside it where that is the way to it, "receiptd grants" where grants can't be mounted from outside.
 package main
 
 import (
@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"runtime"
+	"strconv"
 
 	"github.com/sandbox-agent/sandbox-agent/internal/receiptd"
 )
@@ -34,6 +35,7 @@ func main() {
 const (
 	control = "/.sandbox/control"
 	socket  = control + "/receiptd.sock"
+	grants  = "/run/grants"
 )
 
 func run(args []string) error {
@@ -42,6 +44,9 @@ func run(args []string) error {
 			return err
 		}
 		os.Exit(0)
+	}
+	if len(args) == 3 && args[0] == "grants" {
+		return takeGrants(args[1], args[2])
 	}
 	opts := receiptd.Options{Receipts: "/.sandbox/receipts", Socket: socket, Pid1: "/.sandbox/bin/pid1", Version: version}
 	flags := flag.NewFlagSet("receiptd", flag.ContinueOnError)
@@ -60,4 +65,21 @@ func run(args []string) error {
 		opts.Log = control + "/receiptd.log"
 	}
 	return receiptd.Main(opts)
+}
+
+// takeGrants takes the command's uid and gid, and exits with 0 once the grants are in place.
+func takeGrants(uid, gid string) error {
+	var ids [2]uint32
+	for i, s := range []string{uid, gid} {
+		n, err := strconv.ParseUint(s, 10, 32)
+		if err != nil {
+			return fmt.Errorf("reading the command's ids: %w", err)
+		}
+		ids[i] = uint32(n)
+	}
+	if err := receiptd.TakeGrants(os.Stdin, grants, ids[0], ids[1]); err != nil {
+		return err
+	}
+	os.Exit(0)
+	return nil
 }

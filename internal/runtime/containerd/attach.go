@@ -36,16 +36,14 @@ func (s *Sandbox) attach(ctx context.Context) (net.Conn, error) {
 	if err := s.detachAll(ctx); err != nil {
 		return nil, err
 	}
-	var b [8]byte
-	_, _ = rand.Read(b[:])
-	id := "attach-" + hex.EncodeToString(b[:]) // of one length: gVisor takes a prefix for the whole
+	id := newProcessID("attach")
 	p, err := newPipes(filepath.Join(attachesDir(s.Record.Identity.Dir), id))
 	if err != nil {
 		return nil, err
 	}
 	c := &attachConn{pipes: p, sandbox: s, id: id}
 	c.waiting, c.stop = context.WithCancel(s.closing)
-	if err := s.startAttach(ctx, id, p); err != nil {
+	if err := s.startProcess(ctx, id, p, nil, "attach"); err != nil {
 		c.stop()
 		p.Close()
 		clean, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupTime)
@@ -58,13 +56,22 @@ func (s *Sandbox) attach(ctx context.Context) (net.Conn, error) {
 	return c, nil
 }
 
-func (s *Sandbox) startAttach(ctx context.Context, id string, p *pipes) error {
+// newProcessID names a process in a container. All names of a kind are of one length: gVisor takes a prefix for the whole.
+func newProcessID(kind string) string {
+	var b [8]byte
+	_, _ = rand.Read(b[:])
+	return kind + "-" + hex.EncodeToString(b[:])
+}
+
+// startProcess starts receiptd's program in the container with arguments, and with capabilities if it needs any.
+func (s *Sandbox) startProcess(ctx context.Context, id string, p *pipes, capabilities []string, args ...string) error {
 	process, err := typeurl.MarshalAnyToProto(&specs.Process{
-		Args: []string{runtime.BinPath + "/receiptd", "attach"}, Cwd: "/", Env: []string{"HOME=/"},
-		Capabilities: &specs.LinuxCapabilities{}, NoNewPrivileges: true,
+		Args: append([]string{runtime.BinPath + "/receiptd"}, args...), Cwd: "/", Env: []string{"HOME=/"},
+		Capabilities:    &specs.LinuxCapabilities{Bounding: capabilities, Effective: capabilities, Permitted: capabilities},
+		NoNewPrivileges: true,
 	})
 	if err != nil {
-		return fmt.Errorf("describing the attach process: %w", err)
+		return fmt.Errorf("describing a process of receiptd's: %w", err)
 	}
 	ctx, cancel := s.r.call(ctx)
 	defer cancel()
@@ -73,10 +80,10 @@ func (s *Sandbox) startAttach(ctx context.Context, id string, p *pipes) error {
 	if _, err := service.Exec(ctx, &tasks.ExecProcessRequest{
 		ContainerID: container, ExecID: id, Spec: process, Stdin: p.path("in"), Stdout: p.path("out"), Stderr: p.path("err"),
 	}); err != nil {
-		return s.r.failed("making an attach process", err)
+		return s.r.failed("making the process \"receiptd "+args[0]+"\"", err)
 	}
 	if _, err := service.Start(ctx, &tasks.StartRequest{ContainerID: container, ExecID: id}); err != nil {
-		return s.r.failed("starting an attach process", err)
+		return s.r.failed("starting the process \"receiptd "+args[0]+"\"", err)
 	}
 	return nil
 }

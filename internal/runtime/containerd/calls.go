@@ -75,10 +75,8 @@ func (r *Runtime) createContainer(ctx context.Context, spec runtime.Spec, oci *s
 		ID: spec.SandboxID, Spec: ociAny, Runtime: containers.RuntimeInfo{Name: r.opts.Handler},
 		Labels: r.labels(spec),
 	}
-	if r.opts.Binary != "" {
-		if c.Runtime.Options, err = typeurl.MarshalAnyToProto(&runcoptions.Options{BinaryName: r.opts.Binary}); err != nil {
-			return fmt.Errorf("writing the shim's options: %w", err)
-		}
+	if c.Runtime.Options, err = r.kind().options(r); err != nil {
+		return fmt.Errorf("writing the shim's options: %w", err)
 	}
 	if _, err := r.client.ContainerService().Create(ctx, c); err != nil {
 		return r.failed("making the container", err)
@@ -86,12 +84,24 @@ func (r *Runtime) createContainer(ctx context.Context, spec runtime.Spec, oci *s
 	return nil
 }
 
+// runcOptions name the program to its shim, unless it is to find it.
+func runcOptions(r *Runtime) (typeurl.Any, error) {
+	if r.opts.Binary == "" {
+		return nil, nil
+	}
+	return typeurl.MarshalAnyToProto(&runcoptions.Options{BinaryName: r.opts.Binary})
+}
+
 // createTask has the shim create the container: when it returns, its init waits to be started. Its standard streams lead
-// nowhere, so nobody has to read them.
-func (r *Runtime) createTask(ctx context.Context, id string) (pid int, err error) {
+// nowhere, so nobody has to read them, unless out is not nil.
+func (r *Runtime) createTask(ctx context.Context, id string, out *pipes) (pid int, err error) {
 	ctx, cancel := r.call(ctx)
 	defer cancel()
 	req := &tasks.CreateTaskRequest{ContainerID: id}
+	if out != nil {
+		// gVisor's shim takes both or none.
+		req.Stdout, req.Stderr = out.path("out"), out.path("err")
+	}
 	res, err := r.client.TaskService().Create(ctx, req)
 	if err != nil {
 		return 0, r.failed("creating the container", err)

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 
 	receiptdv1 "github.com/sandbox-agent/sandbox-agent/api/receiptd/v1"
@@ -27,13 +28,6 @@ func (r *Runtime) Create(ctx context.Context, spec runtime.Spec) (runtime.Sandbo
 	if err := r.keeper.Admit(spec); err != nil {
 		return nil, err
 	}
-	if err := r.hosts(); err != nil {
-		return nil, fmt.Errorf("starting sandbox %s: %w", spec.SandboxID, err)
-	}
-	if spec.Network != "none" {
-		return nil, fmt.Errorf("starting sandbox %s: %w: the runtime %q has the network mode \"none\" only, not %q",
-			spec.SandboxID, runtime.ErrUnavailable, r.opts.Name, spec.Network)
-	}
 	// Before anything is made: without containerd it could not be taken away again either.
 	if err := r.Reachable(ctx); err != nil {
 		return nil, fmt.Errorf("starting sandbox %s: %w", spec.SandboxID, err)
@@ -50,6 +44,9 @@ func (r *Runtime) Create(ctx context.Context, spec runtime.Spec) (runtime.Sandbo
 }
 
 func (r *Runtime) start(ctx context.Context, st *hostkernel.Start) (*Sandbox, error) {
+	if r.kind().guest != nil {
+		return r.runGuest(ctx, st)
+	}
 	if err := r.prepare(ctx, st); err != nil {
 		return nil, err
 	}
@@ -68,8 +65,10 @@ func (r *Runtime) prepare(ctx context.Context, st *hostkernel.Start) error {
 		return err
 	}
 	st.Spec.IDs.CommandHostUID, st.Spec.IDs.CommandHostGID = st.Mounts.Ownership.CommandHostUID, st.Mounts.Ownership.CommandHostGID
-	var err error
-	if st.UserNS, err = hostkernel.OwnUserNamespace(st.Spec.IDs, spec.Pid1); err != nil {
+	if err := st.Isolate(ctx); err != nil {
+		return err
+	}
+	if err := hostkernel.WriteResolvConf(rootfsDir(spec.Dir), st.Network.ResolvConf); err != nil {
 		return err
 	}
 	hs, err := hostkernel.SlotHierarchies(st.Hierarchies, spec.Resources)
@@ -161,9 +160,25 @@ func (r *Runtime) run(ctx context.Context, st *hostkernel.Start) (*Sandbox, erro
 	oci := ociSpec(input{
 		spec: spec, rootfs: root, cgroup: st.Record.Cgroup, handed: len(st.Slots.Files),
 		userns:      fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), st.UserNS.Fd()),
+		netns:       st.Network.Path,
 		oomScoreAdj: hostkernel.OomScoreAdj(hostkernel.OwnOOMScoreAdj()),
 	})
-	if err := r.createContainer(ctx, spec, oci); err != nil {
+	sb, err := r.createHeld(ctx, st, oci, hostkernel.ViewOf(spec, st.Slots), nil)
+	if err != nil {
+		return nil, err
+	}
+	if err := r.launch(ctx, sb, st, root); err != nil {
+		_ = sb.Init.Kill()
+		sb.Close()
+		return nil, fmt.Errorf("%w; receiptd's log ends: %s", err, hostkernel.Tail(receiptdLog(spec.Dir)))
+	}
+	return sb, nil
+}
+
+// createHeld has containerd create the container, and records and watches its init, which waits. out is where its
+// output goes, or nil.
+func (r *Runtime) createHeld(ctx context.Context, st *hostkernel.Start, oci *specs.Spec, view *receiptdv1.View, out *pipes) (*Sandbox, error) {
+	if err := r.createContainer(ctx, st.Spec, oci); err != nil {
 		return nil, err
 	}
 	crashpoint.At("containerd.container-made")
@@ -171,12 +186,11 @@ func (r *Runtime) run(ctx context.Context, st *hostkernel.Start) (*Sandbox, erro
 	if err := r.keeper.Records.Write(st.Record); err != nil {
 		return nil, err
 	}
-	pid, err := r.createTask(ctx, spec.SandboxID)
+	pid, err := r.createTask(ctx, st.Spec.SandboxID, out)
 	if err != nil {
 		return nil, err
 	}
 	crashpoint.At("containerd.init-waits")
-	view := hostkernel.ViewOf(spec, st.Slots)
 	if err := r.record(st, pid, view); err != nil {
 		return nil, err
 	}
@@ -184,13 +198,7 @@ func (r *Runtime) run(ctx context.Context, st *hostkernel.Start) (*Sandbox, erro
 	if err != nil {
 		return nil, err
 	}
-	sb := r.sandbox(held)
-	if err := r.launch(ctx, sb, st, root); err != nil {
-		_ = sb.Init.Kill()
-		sb.Close()
-		return nil, fmt.Errorf("%w; receiptd's log ends: %s", err, hostkernel.Tail(receiptdLog(spec.Dir)))
-	}
-	return sb, nil
+	return r.sandbox(held), nil
 }
 
 // record keeps the identity of the container's init, which waits.

@@ -59,6 +59,20 @@ func (s *Sandbox) awaitReady(ctx context.Context) error {
 	return conn.Close()
 }
 
+// awaitReadyLine waits for what receiptd writes where the node can't see its socket, or for the end of its init.
+func (s *Sandbox) awaitReadyLine(ctx context.Context, stdout *os.File) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	go func() {
+		select {
+		case <-s.Exited():
+			cancel(errors.New("it ended"))
+		case <-ctx.Done():
+		}
+	}()
+	return hostkernel.AwaitReady(ctx, stdout)
+}
+
 // dialWhenThere dials a socket of the control folder as soon as somebody listens on it.
 func (s *Sandbox) dialWhenThere(ctx context.Context, name string) (*net.UnixConn, error) {
 	tick := time.NewTicker(poll)

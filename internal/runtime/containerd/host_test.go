@@ -113,6 +113,23 @@ func (h *host) through(f grpc.UnaryClientInterceptor) {
 	require.NoError(h.t, err)
 }
 
+// nowhereOnDisk asserts that no file of the agent's state, or of containerd's, holds a secret.
+func (h *host) nowhereOnDisk(secret string) {
+	h.t.Helper()
+	for _, top := range []string{h.state, filepath.Dir(h.opts.Address)} {
+		require.NoError(h.t, filepath.WalkDir(top, func(path string, d os.DirEntry, err error) error {
+			if err != nil || !d.Type().IsRegular() {
+				return nil
+			}
+			b, err := os.ReadFile(path)
+			if err == nil {
+				require.NotContains(h.t, string(b), secret, path)
+			}
+			return nil
+		}))
+	}
+}
+
 func newID(t testing.TB) string {
 	b := make([]byte, 8)
 	_, err := rand.Read(b)

@@ -5,12 +5,14 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
 	"time"
 
 	"github.com/containerd/containerd/v2/client"
+	"github.com/containerd/typeurl/v2"
 
 	"github.com/sandbox-agent/sandbox-agent/internal/runtime"
 	"github.com/sandbox-agent/sandbox-agent/internal/runtime/hostkernel"
@@ -21,6 +23,26 @@ const (
 	Runc   = "runc"
 	GVisor = "gvisor"
 )
+
+// kind is what is known of the sandboxes that are made under a name.
+type kind struct {
+	// handler is the usual shim.
+	handler     string
+	isolation   runtime.Isolation
+	concessions []runtime.Concession
+	// guest is nil where the kernel is the node's: what works on it (mounts by descriptor, cgroups of each command, unix
+	// sockets) works for the sandbox.
+	guest *guest
+	// options are the shim's; nil for none.
+	options func(r *Runtime) (typeurl.Any, error)
+}
+
+var kinds = map[string]kind{
+	Runc:   {handler: "io.containerd.runc.v2", isolation: runtime.Namespaces, options: runcOptions},
+	GVisor: {handler: "io.containerd.runsc.v1", isolation: runtime.SeparateKernel, concessions: gvisorConcedes, guest: &gvisorGuest, options: gvisorOptions},
+}
+
+func (r *Runtime) kind() kind { return kinds[r.opts.Name] }
 
 // Transport is how the agent reaches receiptd.
 type Transport string
@@ -89,16 +111,15 @@ func New(opts Options) (*Runtime, error) {
 
 // complete fills in the defaults and refuses what can't be.
 func complete(o *Options) error {
-	handlers := map[string]string{Runc: "io.containerd.runc.v2", GVisor: "io.containerd.runsc.v1"}
-	usual, known := handlers[o.Name]
+	k, known := kinds[o.Name]
 	if !known {
-		return fmt.Errorf("the name is neither %q nor %q", Runc, GVisor)
+		return fmt.Errorf("the name is none of %q", slices.Sorted(maps.Keys(kinds)))
 	}
 	for _, d := range []struct {
 		value   *string
 		usually string
 	}{
-		{&o.Handler, usual}, {&o.Address, "/run/containerd/containerd.sock"}, {&o.Namespace, "sandbox-agent"}, {&o.CgroupParent, "/sandbox-agent"},
+		{&o.Handler, k.handler}, {&o.Address, "/run/containerd/containerd.sock"}, {&o.Namespace, "sandbox-agent"}, {&o.CgroupParent, "/sandbox-agent"},
 	} {
 		if *d.value == "" {
 			*d.value = d.usually
@@ -106,11 +127,11 @@ func complete(o *Options) error {
 	}
 	if o.Transport == "" {
 		o.Transport = Attach
-		if o.Name == Runc {
+		if k.guest == nil {
 			o.Transport = Socket
 		}
 	}
-	if o.Transport == Socket && o.Name != Runc {
+	if o.Transport == Socket && k.guest != nil {
 		return errors.New("the transport \"socket\" takes a shared kernel, which only runc has: use \"attach\"")
 	}
 	if o.CallTime <= 0 {
@@ -131,22 +152,11 @@ func complete(o *Options) error {
 // Name answers what Options say.
 func (r *Runtime) Name() string { return r.opts.Name }
 
-// Isolation is the node's kernel for runc, and another one for gVisor.
-func (r *Runtime) Isolation() runtime.Isolation {
-	if r.opts.Name == GVisor {
-		return runtime.SeparateKernel
-	}
-	return runtime.Namespaces
-}
+// Isolation is the class of what is hosted under the runtime's name.
+func (r *Runtime) Isolation() runtime.Isolation { return r.kind().isolation }
 
-// sharesKernel says whether what works on the node's kernel (mounts by descriptor, cgroups of each command, unix sockets)
-// works for the sandbox.
-func (r *Runtime) sharesKernel() bool { return r.opts.Name == Runc }
-
-// Concessions are what gVisor can't keep by its nature; none for runc.
-func (r *Runtime) Concessions() []runtime.Concession {
-	return nil
-}
+// Concessions are what a guest's kernel can't keep by its nature; none for runc.
+func (r *Runtime) Concessions() []runtime.Concession { return slices.Clone(r.kind().concessions) }
 
 // TakesRootfs takes every kind; see runtime.Runtime.
 func (r *Runtime) TakesRootfs(runtime.RootfsKind) error { return nil }
@@ -163,22 +173,10 @@ func (r *Runtime) Reachable(ctx context.Context) error {
 
 // Check says whether this node, and its containerd, can host sandboxes; see runtime.Runtime.
 func (r *Runtime) Check(ctx context.Context) error {
-	if err := r.hosts(); err != nil {
-		return err
-	}
 	if err := hostkernel.Check(); err != nil {
 		return err
 	}
 	return r.Reachable(ctx)
-}
-
-// hosts refuses what is not built yet, before anything is tried: a gVisor sandbox needs every mount in its spec, where runc's
-// are attached to the container that waits.
-func (r *Runtime) hosts() error {
-	if r.sharesKernel() {
-		return nil
-	}
-	return fmt.Errorf("%w: this version makes no sandbox under gVisor: name runc, or another runtime, in runtime.allowed", runtime.ErrUnavailable)
 }
 
 // Load finds a sandbox that an earlier agent started; see runtime.Runtime. What tells is the recorded init, whatever

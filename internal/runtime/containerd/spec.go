@@ -17,6 +17,8 @@ type input struct {
 	cgroup string // of the sandbox
 	// userns is the path of the user namespace that the container is to join.
 	userns string
+	// netns is the path of the network namespace that it is to join; empty: a new one.
+	netns string
 	// handed is how many descriptors receiptd is to wait for.
 	handed int
 	// oomScoreAdj is nil when there is nothing to set.
@@ -50,7 +52,7 @@ func ociSpec(in input) *specs.Spec {
 		Linux: &specs.Linux{
 			Namespaces: []specs.LinuxNamespace{
 				{Type: specs.UserNamespace, Path: in.userns}, {Type: specs.PIDNamespace}, {Type: specs.MountNamespace},
-				{Type: specs.IPCNamespace}, {Type: specs.UTSNamespace}, {Type: specs.NetworkNamespace}, {Type: specs.CgroupNamespace},
+				{Type: specs.IPCNamespace}, {Type: specs.UTSNamespace}, {Type: specs.NetworkNamespace, Path: in.netns}, {Type: specs.CgroupNamespace},
 			},
 			CgroupsPath:       in.cgroup + "/" + hostkernel.InitCgroup,
 			Resources:         &specs.LinuxResources{Devices: []specs.LinuxDeviceCgroup{{Allow: true, Access: "rwm"}}},

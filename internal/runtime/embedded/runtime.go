@@ -1,7 +1,6 @@
 package embedded
 
 import (
-	"bufio"
 	"context"
 	"errors"
 	"fmt"
@@ -249,11 +248,11 @@ func (r *Runtime) run(ctx context.Context, st *start) (_ Sandbox, err error) {
 		return Sandbox{}, fmt.Errorf("%w; receiptd's log ends: %s", err, hostkernel.Tail(hostkernel.LogPath(spec.Dir)))
 	}
 	crashpoint.At("runtime.adopted")
-	if err := awaitReady(ctx, ready, spec.Dir); err != nil {
+	if err := hostkernel.AwaitReady(ctx, ready); err != nil {
 		_ = sb.Init.Kill()
 		<-sb.Init.Exited()
 		sb.Close()
-		return Sandbox{}, err
+		return Sandbox{}, fmt.Errorf("%w; its log ends: %s", err, hostkernel.Tail(hostkernel.LogPath(spec.Dir)))
 	}
 	return sb, nil
 }
@@ -341,22 +340,6 @@ func startReceiptd(ctx context.Context, container *libcontainer.Container, st *s
 		return nil, nil, fmt.Errorf("starting receiptd: %w", errors.Join(err, ctx.Err()))
 	}
 	return process, ready, nil
-}
-
-// awaitReady waits for receiptd's one line.
-func awaitReady(ctx context.Context, ready *os.File, dir string) error {
-	stop := context.AfterFunc(ctx, func() { _ = ready.SetReadDeadline(time.Unix(1, 0)) })
-	defer stop()
-	line, err := bufio.NewReader(io.LimitReader(ready, 64)).ReadString('\n')
-	switch {
-	case line == "ready\n":
-		return nil
-	case ctx.Err() != nil:
-		return fmt.Errorf("waiting for receiptd: %w", ctx.Err())
-	case err == nil:
-		err = fmt.Errorf("it said %q", line)
-	}
-	return fmt.Errorf("waiting for receiptd: it did not get ready: %w; its log ends: %s", err, hostkernel.Tail(hostkernel.LogPath(dir)))
 }
 
 // adopt records the identity of the started container and watches its init.

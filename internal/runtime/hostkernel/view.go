@@ -1,8 +1,13 @@
 package hostkernel
 
 import (
+	"bufio"
+	"context"
+	"fmt"
+	"io"
 	"os"
 	"strings"
+	"time"
 
 	receiptdv1 "github.com/sandbox-agent/sandbox-agent/api/receiptd/v1"
 	"github.com/sandbox-agent/sandbox-agent/internal/runtime"
@@ -15,6 +20,22 @@ func Tail(path string) string {
 		return "(nothing)"
 	}
 	return strings.TrimSpace(string(b[max(0, len(b)-1024):]))
+}
+
+// AwaitReady waits for the one line that receiptd writes to its standard output once it listens.
+func AwaitReady(ctx context.Context, stdout *os.File) error {
+	stop := context.AfterFunc(ctx, func() { _ = stdout.SetReadDeadline(time.Unix(1, 0)) })
+	defer stop()
+	line, err := bufio.NewReader(io.LimitReader(stdout, 64)).ReadString('\n')
+	switch {
+	case line == "ready\n":
+		return nil
+	case ctx.Err() != nil:
+		return fmt.Errorf("waiting for receiptd: %w", context.Cause(ctx))
+	case err == nil:
+		err = fmt.Errorf("it said %q", line)
+	}
+	return fmt.Errorf("waiting for receiptd: it did not get ready: %w", err)
 }
 
 // ViewOf is the runtime's part of what receiptd is told.

@@ -1,0 +1,256 @@
+package containerd
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/opencontainers/runtime-spec/specs-go"
+
+	"github.com/sandbox-agent/sandbox-agent/internal/runtime"
+	"github.com/sandbox-agent/sandbox-agent/internal/runtime/crashpoint"
+	"github.com/sandbox-agent/sandbox-agent/internal/runtime/hostkernel"
+	"github.com/sandbox-agent/sandbox-agent/internal/runtime/provenance"
+	"github.com/sandbox-agent/sandbox-agent/pkg/mounts"
+)
+
+// guest is what is particular to the kernel that a sandbox has for itself, where it is not the node's.
+type guest struct {
+	// annotations are the container's: what its shim needs and no more.
+	annotations map[string]string
+	// capabilities are receiptd's beyond hostkernel.Capabilities, each for a reason.
+	capabilities []string
+	// change, unless nil, completes the spec.
+	change func(oci *specs.Spec, in input)
+}
+
+// runGuest starts a sandbox with a kernel of its own. Nothing can be attached to it from the node: every mount is in its
+// spec, and receiptd is reached by processes that containerd starts in the container.
+func (r *Runtime) runGuest(ctx context.Context, st *hostkernel.Start) (*Sandbox, error) {
+	oci, err := r.prepareGuest(ctx, st)
+	if err != nil {
+		return nil, err
+	}
+	crashpoint.At("containerd.prepared")
+	ready, err := newPipes(filepath.Join(st.Spec.Dir, "ready"))
+	if err != nil {
+		return nil, err
+	}
+	defer ready.Close()
+	view := hostkernel.ViewOf(st.Spec, &hostkernel.Slots{})
+	sb, err := r.createHeld(ctx, st, oci, view, ready)
+	if err != nil {
+		return nil, err
+	}
+	if err := r.launchGuest(ctx, sb, st, ready); err != nil {
+		_ = sb.Init.Kill()
+		sb.Close()
+		return nil, fmt.Errorf("%w; receiptd's log ends: %s", err, hostkernel.Tail(receiptdLog(st.Spec.Dir)))
+	}
+	return sb, nil
+}
+
+// launchGuest starts the container's init and waits until it says that it listens.
+func (r *Runtime) launchGuest(ctx context.Context, sb *Sandbox, st *hostkernel.Start, ready *pipes) error {
+	if err := r.startTask(ctx, st.Spec.SandboxID); err != nil {
+		return err
+	}
+	crashpoint.At("containerd.started")
+	if err := sb.awaitReadyLine(ctx, ready.out); err != nil {
+		return err
+	}
+	if len(st.Spec.Grants) == 0 {
+		return nil
+	}
+	return sb.giveGrants(ctx, st.Spec)
+}
+
+// prepareGuest makes what the spec names on the node.
+func (r *Runtime) prepareGuest(ctx context.Context, st *hostkernel.Start) (*specs.Spec, error) {
+	spec := &st.Spec
+	skeleton, source, err := hostkernel.PlanRoot(*spec)
+	if err != nil {
+		return nil, err
+	}
+	if err := hostkernel.MakeDirs(*spec); err != nil {
+		return nil, err
+	}
+	// No id mapping of a mount reaches into another kernel: there the command is the worktree's owner on disk.
+	owner, err := mounts.DecideOwnership(spec.Workspace, false)
+	if err != nil {
+		return nil, err
+	}
+	spec.IDs.CommandHostUID, spec.IDs.CommandHostGID = owner.CommandHostUID, owner.CommandHostGID
+	if err := checkSources(spec.Workspace); err != nil {
+		return nil, err
+	}
+	root := rootfsDir(spec.Dir)
+	if err := makeGuestRoot(root, skeleton, *spec); err != nil {
+		return nil, err
+	}
+	if err := hostkernel.CheckTraversable(root); err != nil {
+		return nil, err
+	}
+	if len(skeleton.Shadowed) > 0 {
+		r.log.Warn("the workspace covers folders of the root file system", "sandbox", spec.SandboxID, "folders", skeleton.Shadowed)
+	}
+	if err := makeReceiptdsOwn(*spec); err != nil {
+		return nil, err
+	}
+	if err := connectGuest(ctx, st, root); err != nil {
+		return nil, err
+	}
+	programs, err := hashPrograms(*spec)
+	if err != nil {
+		return nil, err
+	}
+	st.Record.Identity.Provenance = hostkernel.Provenance(*spec, programs)
+	return guestSpec(r.kind().guest, input{
+		spec: *spec, rootfs: root, cgroup: st.Record.Cgroup, netns: st.Network.Path, oomScoreAdj: hostkernel.OomScoreAdj(hostkernel.OwnOOMScoreAdj()),
+	}, source, skeleton.BindPaths()), nil
+}
+
+// connectGuest makes the network namespace that the guest's network is taken from, unless it has none.
+func connectGuest(ctx context.Context, st *hostkernel.Start, root string) error {
+	if st.Spec.Connect == nil {
+		return nil
+	}
+	ns, err := hostkernel.NewNetwork()
+	if err != nil {
+		return err
+	}
+	defer ns.Close()
+	if st.Network, err = st.Spec.Connect(ctx, ns); err != nil {
+		return err
+	}
+	return hostkernel.WriteResolvConf(root, st.Network.ResolvConf)
+}
+
+// checkSources refuses a workspace of which a mount's source is not what the plan says: a symbolic link, or of another kind.
+// Nothing of the workspace runs now, so that it is the same when the shim looks.
+func checkSources(p mounts.Plan) error {
+	opened, err := mounts.Open(p)
+	if err != nil {
+		return err
+	}
+	return opened.Close()
+}
+
+// makeGuestRoot makes the skeleton on disk, with a mount point for each of the spec's mounts: the shim makes none in it.
+func makeGuestRoot(root string, s hostkernel.Skeleton, spec runtime.Spec) error {
+	if err := os.Mkdir(root, 0o755); err != nil {
+		return fmt.Errorf("making the root file system: %w", err)
+	}
+	if err := hostkernel.MakeSkeleton(root, s); err != nil {
+		return err
+	}
+	for _, dir := range []string{runtime.ReceiptsPath, runtime.ControlPath, runtime.BinPath} {
+		if err := os.Mkdir(filepath.Join(root, dir), 0o755); err != nil {
+			return fmt.Errorf("making the root file system: %w", err)
+		}
+	}
+	for _, file := range []string{runtime.ControlPath + "/" + logName, runtime.BinPath + "/receiptd", runtime.BinPath + "/pid1"} {
+		if err := os.WriteFile(filepath.Join(root, file), nil, 0o644); err != nil {
+			return fmt.Errorf("making the root file system: %w", err)
+		}
+	}
+	return nil
+}
+
+// makeReceiptdsOwn makes what receiptd alone has on the node, and gives it to receiptd's host uid.
+func makeReceiptdsOwn(spec runtime.Spec) error {
+	log, err := os.OpenFile(receiptdLog(spec.Dir), os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return fmt.Errorf("making receiptd's log: %w", err)
+	}
+	defer log.Close()
+	receipts, err := os.Open(spec.ReceiptsDir)
+	if err != nil {
+		return fmt.Errorf("opening the receipts folder: %w", err)
+	}
+	defer receipts.Close()
+	for _, f := range []*os.File{receipts, log} {
+		if err := f.Chown(int(spec.IDs.HostBase), int(spec.IDs.HostBase)); err != nil {
+			return fmt.Errorf("giving a file to receiptd: %w", err)
+		}
+	}
+	return nil
+}
+
+func hashPrograms(spec runtime.Spec) (p hostkernel.Programs, err error) {
+	if p.Receiptd, err = provenance.ProgramAt("receiptd", spec.Receiptd, spec.ReceiptdSHA256); err != nil {
+		return p, err
+	}
+	p.Pid1, err = provenance.ProgramAt("pid1", spec.Pid1, spec.Pid1SHA256)
+	return p, err
+}
+
+// guestSpec is ociSpec with everything in it that hostkernel attaches for runc. source is where the root file system's binds
+// come from.
+func guestSpec(g *guest, in input, source string, binds []string) *specs.Spec {
+	s := ociSpec(in)
+	ids := in.spec.IDs
+	s.Linux.UIDMappings = hostkernel.IDMap(ids.HostBase, ids.Size, ids.CommandUID, ids.CommandHostUID)
+	s.Linux.GIDMappings = hostkernel.IDMap(ids.HostBase, ids.Size, ids.CommandGID, ids.CommandHostGID)
+	s.Annotations = g.annotations
+	all := slices.Concat(hostkernel.Capabilities, g.capabilities)
+	s.Process.Capabilities = &specs.LinuxCapabilities{Bounding: all, Effective: all, Permitted: all}
+	s.Mounts = append(guestFileSystems(in.spec), guestBinds(in.spec, source, binds)...)
+	if g.change != nil {
+		g.change(s, in)
+	}
+	return s
+}
+
+func tmpfsMount(target, data string, more ...string) specs.Mount {
+	return specs.Mount{
+		Source: "tmpfs", Destination: target, Type: "tmpfs", Options: append(append([]string{"nosuid", "nodev"}, more...), strings.Split(data, ",")...),
+	}
+}
+
+// guestFileSystems are those in memory. receiptd's own folder holds only mount points; its socket is in the guest alone.
+func guestFileSystems(spec runtime.Spec) []specs.Mount {
+	shm, tmp, home := hostkernel.SmallFileSystems(spec.Resources)
+	out := []specs.Mount{
+		{Source: "proc", Destination: "/proc", Type: "proc", Options: []string{"nosuid", "nodev", "noexec"}},
+		tmpfsMount("/dev/shm", shm, "noexec"),
+		tmpfsMount("/tmp", tmp),
+		tmpfsMount(runtime.HomePath, fmt.Sprintf("%s,uid=%d,gid=%d", home, spec.IDs.CommandUID, spec.IDs.CommandGID)),
+		tmpfsMount(runtime.InternalDir, "mode=0700,size=64k,nr_inodes=16", "noexec"),
+		tmpfsMount(runtime.ControlPath, "mode=0700,size=64k,nr_inodes=16", "noexec"),
+	}
+	if len(spec.Grants) > 0 {
+		out = append(out, grantsMount(spec.Grants))
+	}
+	return out
+}
+
+// guestBinds are one for each part of the root file system, for receiptd's own files, and for each mount and each seal of the
+// workspace.
+func guestBinds(spec runtime.Spec, source string, binds []string) []specs.Mount {
+	var out []specs.Mount
+	bind := func(from, to string, options ...string) {
+		out = append(out, specs.Mount{Source: from, Destination: to, Type: "bind", Options: append([]string{"nosuid", "nodev", "rprivate"}, options...)})
+	}
+	for _, p := range binds {
+		bind(filepath.Join(source, p), p, "rbind", "ro")
+	}
+	bind(spec.ReceiptsDir, runtime.ReceiptsPath, "bind", "rw", "noexec")
+	bind(receiptdLog(spec.Dir), runtime.ControlPath+"/"+logName, "bind", "rw", "noexec")
+	bind(spec.Receiptd, runtime.BinPath+"/receiptd", "bind", "ro")
+	bind(spec.Pid1, runtime.BinPath+"/pid1", "bind", "ro")
+	for _, m := range spec.Workspace.Mounts {
+		switch {
+		case m.Empty:
+			out = append(out, tmpfsMount(m.Target, "mode=0755,size=64k", "noexec", "ro"))
+		case m.ReadOnly:
+			bind(m.Source, m.Target, "bind", "ro")
+		default:
+			bind(m.Source, m.Target, "bind", "rw")
+		}
+	}
+	return out
+}

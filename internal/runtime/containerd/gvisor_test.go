@@ -1,0 +1,42 @@
+package containerd
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/sandbox-agent/sandbox-agent/internal/runtime"
+)
+
+// gvisorsVersion is the same in all of them (pkg/sentry/kernel/version.go there).
+const gvisorsVersion = "#1 SMP Sun Jan 10 15:06:54 PST 2016"
+
+func TestUnderGVisorACommandRunsToItsReceipt(t *testing.T) {
+	h := newHostOf(t, GVisor, Attach)
+	spec := h.spec(0)
+	s := h.create(spec)
+	a := h.attach(s, spec, 1)
+	out, p := a.run("id -u; pwd; cat README; uname -v; echo made > made; git add made && git -c user.name=a -c user.email=a@b commit -qm made && git log --format=%s -1")
+	require.Equal(t, "1000\n"+spec.Workspace.Worktree+"\nhello\n"+gvisorsVersion+"\nmade", out)
+	require.EqualValues(t, 0, p.ExitCode)
+	require.True(t, p.SealsIntact)
+	for _, attack := range []string{"touch /x", "echo x >> .git", "rm .git", "mv .git y", "ls /.sandbox/receipts"} {
+		out, p := a.run(attack)
+		require.NotZero(t, p.ExitCode, "%s: %s", attack, out)
+	}
+	ev := h.stop(s)
+	require.Equal(t, []string{"cgroup_empty", "deleted", "exit_event", "pidfd"}, sources(ev))
+}
+
+func TestP15UnderGVisorGrantsAreTheCommandsToReadAndInMemory(t *testing.T) {
+	h := newHostOf(t, GVisor, Attach)
+	spec := h.spec(0)
+	spec.Grants = []runtime.Grant{{Name: "g", Files: []runtime.GrantFile{{Path: "sub/f", Content: []byte("the secret")}, {Path: "e"}}}}
+	s := h.create(spec)
+	h.nowhereOnDisk("the secret")
+	a := h.attach(s, spec, 1)
+	out, p := a.run("cd /run/grants && cat g/sub/f; echo; stat -c '%u %a' g g/sub g/sub/f g/e; grep -c ' /run/grants ro,.* tmpfs ' /proc/self/mountinfo; chmod u+w g/sub/f; (echo x > g/sub/f)")
+	require.NotZero(t, p.ExitCode)
+	require.Equal(t, "the secret\n1000 500\n1000 500\n1000 400\n1000 400\n1\nbash: line 1: g/sub/f: Read-only file system", out)
+	h.stop(s)
+}
