@@ -45,10 +45,16 @@ func newHost(t testing.TB, transport Transport) *host {
 
 func newHostOf(t testing.TB, name string, transport Transport) *host {
 	t.Helper()
+	return newHostOn(t, "", name, transport)
+}
+
+// newHostOn has containerd keep what it keeps in the folder root, unless that is empty.
+func newHostOn(t testing.TB, root, name string, transport Transport) *host {
+	t.Helper()
 	testkit.Need(t, testkit.Root, testkit.UserNamespaces, testkit.CgroupV1orV2, testkit.Git, testkit.MountAPI)
 	testkit.Leaks(t)
 	h := &host{t: t, state: testkit.StateDir(t), parent: testkit.CgroupParent(t)}
-	h.d = containerd.Start(t, "runc", name)
+	h.d = containerd.StartOn(t, root, "runc", name)
 	h.opts = Options{
 		Name: name, Address: h.d.Address, StateDir: h.state, CgroupParent: h.parent, Transport: transport,
 		Log: slog.New(slog.NewTextHandler(os.Stderr, nil)),

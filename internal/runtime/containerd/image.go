@@ -2,7 +2,6 @@ package containerd
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"strings"
 
@@ -11,7 +10,6 @@ import (
 	"github.com/containerd/containerd/v2/core/mount"
 	"github.com/containerd/errdefs"
 	"github.com/opencontainers/image-spec/identity"
-	"golang.org/x/sys/unix"
 
 	"github.com/sandbox-agent/sandbox-agent/internal/runtime"
 	"github.com/sandbox-agent/sandbox-agent/internal/runtime/crashpoint"
@@ -28,9 +26,6 @@ type image struct {
 // is the sandbox's id, as its lease's is. Unpacking takes as long as it takes: only ctx bounds it.
 func (r *Runtime) viewImage(ctx context.Context, spec runtime.Spec) (image, error) {
 	fail := func(doing string, err error) (image, error) {
-		if errors.Is(native(err), unix.ENOSPC) || strings.Contains(err.Error(), unix.ENOSPC.Error()) {
-			err = fmt.Errorf("%w: the disk of containerd's snapshotter is full: remove images or containers that nobody needs (ctr images prune), or enlarge it", err)
-		}
 		return image{}, r.failed(fmt.Sprintf("%s the image %s", doing, spec.Rootfs), err)
 	}
 	img, err := r.findImage(ctx, spec.Rootfs)
@@ -143,10 +138,15 @@ func (r *Runtime) dropImage(ctx context.Context, id string) error {
 	if len(ls) == 0 {
 		return nil
 	}
-	if err := r.client.SnapshotService(r.opts.Snapshotter).Remove(ctx, id); err != nil && !missing(err) {
+	var how []leases.DeleteOpt
+	if err := r.client.SnapshotService(r.opts.Snapshotter).Remove(ctx, id); missing(err) {
+		// It was cut short while the image was unpacked. What there is of that may be what fills the disk, and containerd would
+		// collect it some time later.
+		how = append(how, leases.SynchronousDelete)
+	} else if err != nil {
 		return r.failed("removing the snapshot", err)
 	}
-	if err := r.client.LeasesService().Delete(ctx, leases.Lease{ID: id}); err != nil && !missing(err) {
+	if err := r.client.LeasesService().Delete(ctx, leases.Lease{ID: id}, how...); err != nil && !missing(err) {
 		return r.failed("removing the lease", err)
 	}
 	return nil

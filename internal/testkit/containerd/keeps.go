@@ -54,9 +54,11 @@ func (d *Daemon) Keeps() map[string][]string {
 			add("shim", args[i+1])
 		}
 	}
-	bundles, _ := filepath.Glob(filepath.Join(d.dir, "*", "io.containerd.runtime.v2.task", "*", "*"))
-	for _, path := range bundles {
-		add("folder "+path, filepath.Base(path))
+	for _, dir := range []string{filepath.Join(d.dir, "state"), d.root} {
+		bundles, _ := filepath.Glob(filepath.Join(dir, "io.containerd.runtime.v2.task", "*", "*"))
+		for _, path := range bundles {
+			add("folder "+path, filepath.Base(path))
+		}
 	}
 	return keeps
 }
