@@ -38,6 +38,9 @@ func (r *Runtime) call(ctx context.Context) (context.Context, context.CancelFunc
 // failed says what was being done, and whether containerd did not answer: then the error wraps runtime.ErrUnreachable.
 func (r *Runtime) failed(doing string, err error) error {
 	err = native(err)
+	if withoutRoom(err) {
+		return fmt.Errorf("%s: %w", doing, r.full(err))
+	}
 	if errdefs.IsUnavailable(err) || errdefs.IsDeadlineExceeded(err) || errors.Is(err, context.DeadlineExceeded) || errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("%s: %w: does containerd run, and is %s its socket (containerd.address)? %w", doing, runtime.ErrUnreachable, r.opts.Address, err)
 	}
