@@ -7,12 +7,15 @@ import (
 
 	"github.com/sandbox-agent/sandbox-agent/internal/cli"
 	"github.com/sandbox-agent/sandbox-agent/internal/cli/interrupt"
+	"github.com/sandbox-agent/sandbox-agent/internal/nodecheck"
 	"github.com/sandbox-agent/sandbox-agent/internal/runtime/embedded"
 )
 
 func main() {
-	// Before anything else: a sandbox begins with this program, started again as its first stage.
+	// Before anything else: a sandbox begins with this program, started again as its first stage, and so does what a check of
+	// the node tries.
 	embedded.Init()
+	nodecheck.Init()
 	// The import of embedded keeps the main goroutine on the process's first thread, where each hand-over to another
 	// goroutine costs a switch of threads: the work is done on another one.
 	code := make(chan int)

@@ -7,12 +7,14 @@ import (
 
 	"github.com/rogpeppe/go-internal/testscript"
 
+	"github.com/sandbox-agent/sandbox-agent/internal/nodecheck"
 	"github.com/sandbox-agent/sandbox-agent/internal/runtime/embedded"
 	"github.com/sandbox-agent/sandbox-agent/internal/testkit"
 )
 
 func TestMain(m *testing.M) {
 	embedded.Init() // see main
+	nodecheck.Init()
 	testscript.Main(cleaned{m}, map[string]func(){"sandbox-agent": main})
 }
 

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -151,13 +152,19 @@ func TestP14ARuntimeThatIsDownStopsNobodyElseAndItsSessionsSayWhy(t *testing.T) 
 
 	status := map[string]*sandboxv1.RuntimeStatus{}
 	checks := map[string]sandboxv1.CheckOutcome{}
-	resp := n.agent.CheckNode(n.ctx())
+	resp, err := n.agent.CheckNode(n.ctx(), &sandboxv1.CheckNodeRequest{})
+	require.NoError(t, err)
 	for _, r := range resp.GetRuntimes() {
 		status[r.GetName()] = r
 	}
 	for _, c := range resp.GetChecks() {
-		checks[c.GetFeature()] = c.GetOutcome()
+		if strings.HasPrefix(c.GetFeature(), "runtime ") {
+			checks[c.GetFeature()] = c.GetOutcome()
+		}
 	}
+	require.Equal(t, sandboxv1.CheckVerdict_CHECK_MISSING, resp.GetVerdict())
+	_, err = n.agent.CheckNode(n.ctx(), &sandboxv1.CheckNodeRequest{Runtimes: []string{"docker"}})
+	require.ErrorContains(t, err, "embedded, runc, gvisor, kata")
 	require.True(t, status["embedded"].GetAvailable(), status["embedded"].GetReason())
 	require.False(t, status["runc"].GetAvailable())
 	require.True(t, status["runc"].GetAllowed())
@@ -170,7 +177,9 @@ func TestP14ARuntimeThatIsDownStopsNobodyElseAndItsSessionsSayWhy(t *testing.T) 
 		return err == nil
 	}, bound, reachAge)
 	require.Equal(t, "hi\n", n.exec("served", "e1", "echo hi").GetStdoutText())
-	require.True(t, n.agent.CheckNode(n.ctx()).GetRuntimes()[1].GetAvailable())
+	resp, err = n.agent.CheckNode(n.ctx(), &sandboxv1.CheckNodeRequest{})
+	require.NoError(t, err)
+	require.True(t, resp.GetRuntimes()[1].GetAvailable())
 }
 
 func TestP5ASandboxWhoseRuntimeIsDownIsNotDeclaredGoneAndIsFoundAgain(t *testing.T) {

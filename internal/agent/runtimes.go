@@ -14,6 +14,7 @@ import (
 
 	sandboxv1 "github.com/sandbox-agent/sandbox-agent/api/sandbox/v1"
 	"github.com/sandbox-agent/sandbox-agent/internal/config"
+	"github.com/sandbox-agent/sandbox-agent/internal/nodecheck"
 	"github.com/sandbox-agent/sandbox-agent/internal/runtime"
 	"github.com/sandbox-agent/sandbox-agent/internal/runtime/provenance"
 )
@@ -308,26 +309,32 @@ func (h *hosts) rank(name string) int {
 	return len(h.allowed)
 }
 
-// CheckNode says of each runtime in use whether it can host a sandbox now, and if not what an operator can do. It makes
-// none.
-func (a *Agent) CheckNode(ctx context.Context) *sandboxv1.CheckNodeResponse {
-	resp := &sandboxv1.CheckNodeResponse{Runtimes: a.runtimes(ctx, 0)}
+// CheckNode says what this node has of what the promises stand on, and of each runtime in use whether it can host a sandbox
+// now; of what is missing, what an operator can do. It makes no sandbox.
+func (a *Agent) CheckNode(ctx context.Context, r *sandboxv1.CheckNodeRequest) (*sandboxv1.CheckNodeResponse, error) {
+	needs, err := nodecheck.NeedsOf(a.cfg, r.GetRuntimes())
+	if err != nil {
+		return nil, invalid("%v", err)
+	}
+	resp := nodecheck.Check(ctx, needs, nodecheck.Everything).Proto()
+	resp.Runtimes = a.runtimes(ctx, 0)
 	for _, r := range resp.GetRuntimes() {
 		if r.GetAllowed() {
-			resp.Checks = append(resp.Checks, checkOf(r))
+			nodecheck.Add(resp, checkOf(r))
 		}
 	}
-	resp.Checks = append(resp.Checks, a.networkChecks(ctx)...)
-	return resp
+	return resp, nil
 }
 
 func checkOf(r *sandboxv1.RuntimeStatus) *sandboxv1.NodeCheck {
 	c := &sandboxv1.NodeCheck{
-		Feature: "runtime " + r.GetName(), Outcome: sandboxv1.CheckOutcome_CHECK_YES,
+		Feature: "runtime " + r.GetName(), Outcome: sandboxv1.CheckOutcome_CHECK_YES, Verdict: sandboxv1.CheckVerdict_CHECK_OK,
 		Purpose: "hosts sandboxes, isolation: " + runtime.Isolation(r.GetIsolation()).String(),
 	}
+	c.Detail = c.Purpose
 	if !r.GetAvailable() {
-		c.Outcome, c.Remedy = sandboxv1.CheckOutcome_CHECK_NO, r.GetReason()
+		c.Outcome, c.Verdict = sandboxv1.CheckOutcome_CHECK_NO, sandboxv1.CheckVerdict_CHECK_MISSING
+		c.Detail, c.Remedy = "it can't host a sandbox now", r.GetReason()
 	}
 	return c
 }

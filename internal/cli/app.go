@@ -117,9 +117,9 @@ func helpForNone(_ context.Context, c *cli.Command, name string) {
 	c.Root().Metadata[unknownCommand] = noCommand(c, name)
 }
 
-// usageCode is 2, but 125 for exec and git: there, 2 would be taken for the command's own code.
+// usageCode is 2, but 125 for exec, git and check: there, 2 would be taken for the command's own code, or the node's.
 func usageCode(c *cli.Command) int {
-	if c.Name == "exec" || c.Name == "git" {
+	if c.Name == "exec" || c.Name == "git" || c.Name == "check" {
 		return ExitRefused
 	}
 	return ExitUsage

@@ -7,9 +7,9 @@ import (
 // Exit codes of this program. "exec" uses 120 to 125 for what isn't the command's own code; a command can return
 // these too, so a caller that must know asks for --json or --result-file, where the status stands beside the code.
 const (
-	// ExitError: any other command than exec and git failed.
+	// ExitError: any other command than exec, git and check failed.
 	ExitError = 1
-	// ExitUsage: any other command than exec and git was called wrongly.
+	// ExitUsage: any other command than exec, git and check was called wrongly.
 	ExitUsage = 2
 
 	// ExitUncertain: the command may have run, wholly, partly or not at all.
@@ -23,7 +23,8 @@ const (
 	// ExitTimedOut: its time was up.
 	ExitTimedOut = 124
 	// ExitRefused: the agent refused, failed or could not be reached before anything was sent; or exec was called
-	// wrongly. Nothing ran. The same for git, whose other codes are Git's own.
+	// wrongly. Nothing ran. The same for git, whose other codes are Git's own, and for check, whose others are the node's
+	// (nodecheck.ExitCode).
 	ExitRefused = 125
 	// exitSignalBase plus n: the command died of signal n.
 	exitSignalBase = 128

@@ -24,6 +24,7 @@ import (
 	"github.com/sandbox-agent/sandbox-agent/internal/runtime"
 	"github.com/sandbox-agent/sandbox-agent/internal/runtime/containerd"
 	"github.com/sandbox-agent/sandbox-agent/internal/runtime/embedded"
+	"github.com/sandbox-agent/sandbox-agent/pkg/listeners"
 )
 
 func serveCommand() *cli.Command {
@@ -63,6 +64,9 @@ func runServe(ctx context.Context, c *cli.Command) error {
 	}
 	log := newLogger(c.Root().ErrWriter, cfg.Log.Level)
 	if err := agent.CheckStateDir(cfg.StateDir); err != nil {
+		return err
+	}
+	if err := refuseNode(ctx, &cfg); err != nil {
 		return err
 	}
 	runtimes, err := newRuntimes(&cfg, log)
@@ -217,8 +221,19 @@ func newNetworks(cfg *config.Config, log *slog.Logger) (*network.Manager, error)
 	n := cfg.Network
 	return network.New(network.Options{
 		StateDir: dir, Log: log, Nameservers: n.NameserverAddrs(),
-		CNI: network.CNIOptions{ConfDir: n.CNI.ConfDir, BinDirs: n.CNI.BinDirs, Network: n.CNI.Network},
+		Listeners: listeners.List{TCP: portsOf(cfg.Listeners.TCP), UDP: portsOf(cfg.Listeners.UDP)},
+		Bridge:    network.BridgeOptions{Subnets: n.Bridge.Prefixes()},
+		CNI:       network.CNIOptions{ConfDir: n.CNI.ConfDir, BinDirs: n.CNI.BinDirs, Network: n.CNI.Network},
 	})
+}
+
+// portsOf are ports that Validate has checked.
+func portsOf(in []int) []uint16 {
+	var out []uint16
+	for _, p := range in {
+		out = append(out, uint16(p))
+	}
+	return out
 }
 
 func makeRuntimeDir(stateDir, name string) (string, error) {

@@ -142,8 +142,8 @@ func (h *execs) CancelExec(ctx context.Context, r *sandboxv1.CancelExecRequest) 
 
 type node struct{ agent *agent.Agent }
 
-func (h *node) CheckNode(ctx context.Context, _ *sandboxv1.CheckNodeRequest) (*sandboxv1.CheckNodeResponse, error) {
-	return h.agent.CheckNode(ctx), nil
+func (h *node) CheckNode(ctx context.Context, r *sandboxv1.CheckNodeRequest) (*sandboxv1.CheckNodeResponse, error) {
+	return h.agent.CheckNode(ctx, r)
 }
 
 func (h *node) GetNodeInfo(ctx context.Context, _ *sandboxv1.GetNodeInfoRequest) (*sandboxv1.GetNodeInfoResponse, error) {

@@ -105,6 +105,7 @@ var layers = []struct {
 	{"the command line", []string{"internal/cli", "internal/mcp"}},
 	{"the public API's handlers", []string{"internal/rpc"}},
 	{"the agent", []string{"internal/agent"}},
+	{"the node check", []string{"internal/nodecheck"}},
 	{"runtimes and receiptd", []string{"internal/runtime", "internal/network", "internal/receiptd", "internal/config"}},
 	{"the public client", []string{"client"}},
 	{"libraries", []string{"pkg/"}},

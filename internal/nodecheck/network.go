@@ -1,0 +1,142 @@
+package nodecheck
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"runtime"
+	"strings"
+	"time"
+
+	"github.com/google/nftables"
+	"github.com/google/nftables/binaryutil"
+	"github.com/google/nftables/expr"
+	"golang.org/x/sys/unix"
+
+	"github.com/sandbox-agent/sandbox-agent/pkg/nsexec"
+)
+
+// inFreshNetwork calls look on a thread with a network namespace of its own, which ends with the thread.
+func inFreshNetwork(look func() Fact) Fact {
+	seen := make(chan Fact, 1)
+	go func() {
+		runtime.LockOSThread() // never unlocked: the thread, and the namespace, end with the goroutine
+		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+			seen <- unsure("no network namespace to try it in: %v", err)
+			return
+		}
+		seen <- look()
+	}()
+	return <-seen
+}
+
+// tryDestroySockets has the product's own code destroy a TCP and a UDP socket.
+func tryDestroySockets() Fact {
+	return inFreshNetwork(func() Fact {
+		for _, kind := range []int{unix.SOCK_STREAM, unix.SOCK_DGRAM} {
+			fd, err := boundSocket(kind)
+			if err != nil {
+				return unsure("no socket to try it on: %v", err)
+			}
+			defer unix.Close(fd)
+		}
+		// What is left is a UDP socket without an address: its descriptor is still open, as that of a dead process never is.
+		destroyed, _, err := nsexec.DestroySockets()
+		switch {
+		case err != nil:
+			return no(err)
+		case destroyed < 2:
+			return nof("of a TCP and a UDP socket %d were destroyed", destroyed)
+		}
+		return yes("a TCP and a UDP socket were destroyed")
+	})
+}
+
+// boundSocket is a socket that listens, or is bound, in a namespace without an interface that is up.
+func boundSocket(kind int) (int, error) {
+	fd, err := unix.Socket(unix.AF_INET, kind|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return -1, os.NewSyscallError("socket", err)
+	}
+	err = unix.Bind(fd, &unix.SockaddrInet4{Port: 1024})
+	if err == nil && kind == unix.SOCK_STREAM {
+		err = unix.Listen(fd, 1)
+	}
+	if err != nil {
+		unix.Close(fd)
+		return -1, os.NewSyscallError("bind", err)
+	}
+	return fd, nil
+}
+
+// tryNftables makes each kind of rule that keeps a sandbox from something, one after the other.
+func tryNftables() Fact {
+	return inFreshNetwork(func() Fact {
+		c, err := nftables.New(nftables.AsLasting())
+		if err != nil {
+			return no(err)
+		}
+		defer func() { _ = c.CloseLasting() }()
+		var failed, names []string
+		var cause error
+		for _, r := range ruleKinds {
+			names = append(names, r.name)
+			err := r.make(c)
+			if err == nil {
+				err = c.Flush()
+			}
+			if err != nil {
+				failed = append(failed, fmt.Sprintf("%s: %v", r.name, err))
+				cause = errors.Join(cause, err)
+			}
+			if r.name == "tables" && cause != nil {
+				break // nothing else can be had then
+			}
+		}
+		if cause != nil {
+			f := no(cause)
+			f.Detail = strings.Join(failed, "; ")
+			return f
+		}
+		return yes("%s work", strings.Join(names, ", "))
+	})
+}
+
+var (
+	probeTable = &nftables.Table{Name: "nodecheck", Family: nftables.TableFamilyINet}
+	probeChain = &nftables.Chain{Name: "output", Table: probeTable, Type: nftables.ChainTypeFilter, Hooknum: nftables.ChainHookOutput, Priority: nftables.ChainPriorityFilter}
+	probeNAT   = &nftables.Chain{Name: "nat", Table: probeTable, Type: nftables.ChainTypeNAT, Hooknum: nftables.ChainHookPostrouting, Priority: nftables.ChainPriorityNATSource}
+)
+
+var ruleKinds = []struct {
+	name string
+	make func(c *nftables.Conn) error
+}{
+	{"tables", func(c *nftables.Conn) error { c.AddTable(probeTable); return nil }},
+	{"chains", func(c *nftables.Conn) error { c.AddChain(probeChain); return nil }},
+	{"skuid", func(c *nftables.Conn) error {
+		return addRule(c, probeChain, &expr.Meta{Key: expr.MetaKeySKUID, Register: 1},
+			&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: binaryutil.NativeEndian.PutUint32(probeID)}, &expr.Verdict{Kind: expr.VerdictDrop})
+	}},
+	{"sets with timeouts", func(c *nftables.Conn) error {
+		set := &nftables.Set{Table: probeTable, Name: "addresses", KeyType: nftables.TypeIPAddr, HasTimeout: true, Timeout: time.Minute}
+		return c.AddSet(set, []nftables.SetElement{{Key: []byte{192, 0, 2, 1}, Timeout: time.Minute}})
+	}},
+	{"fib", func(c *nftables.Conn) error {
+		return addRule(c, probeChain, &expr.Fib{Register: 1, FlagDADDR: true, ResultADDRTYPE: true},
+			&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: binaryutil.NativeEndian.PutUint32(unix.RTN_LOCAL)}, &expr.Verdict{Kind: expr.VerdictDrop})
+	}},
+	{"ct", func(c *nftables.Conn) error {
+		return addRule(c, probeChain, &expr.Ct{Register: 1, Key: expr.CtKeySTATE},
+			&expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: binaryutil.NativeEndian.PutUint32(0)}, &expr.Verdict{Kind: expr.VerdictAccept})
+	}},
+	{"nat", func(c *nftables.Conn) error {
+		c.AddChain(probeNAT)
+		return addRule(c, probeNAT, &expr.Masq{})
+	}},
+}
+
+func addRule(c *nftables.Conn, chain *nftables.Chain, exprs ...expr.Any) error {
+	c.AddRule(&nftables.Rule{Table: probeTable, Chain: chain, Exprs: exprs})
+	return nil
+}
