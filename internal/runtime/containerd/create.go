@@ -191,7 +191,7 @@ func (r *Runtime) createHeld(ctx context.Context, st *hostkernel.Start, oci *spe
 		return nil, err
 	}
 	crashpoint.At("containerd.init-waits")
-	if err := r.record(st, pid, view); err != nil {
+	if err := r.record(ctx, st, pid, view); err != nil {
 		return nil, err
 	}
 	held, err := r.keeper.Hold(st.Record, view, func() {})
@@ -202,7 +202,14 @@ func (r *Runtime) createHeld(ctx context.Context, st *hostkernel.Start, oci *spe
 }
 
 // record keeps the identity of the container's init, which waits.
-func (r *Runtime) record(st *hostkernel.Start, pid int, view *receiptdv1.View) error {
+func (r *Runtime) record(ctx context.Context, st *hostkernel.Start, pid int, view *receiptdv1.View) error {
+	if g := r.kind().guest; g != nil && g.found != nil {
+		pid, err := g.found(ctx, r, st)
+		if err != nil {
+			return err
+		}
+		return r.keeper.Found(st, pid, view)
+	}
 	if !slices.Contains(hostkernel.Tree{Dirs: st.Record.Identity.Cgroups}.Pids(), pid) {
 		return fmt.Errorf("%w: containerd says that the container's init is process %d, which is not in its cgroup as this agent sees it: "+
 			"run the agent in the node's PID namespace and with its cgroup file systems (hostPID)", runtime.ErrUnavailable, pid)

@@ -23,13 +23,23 @@ type guest struct {
 	annotations map[string]string
 	// capabilities are receiptd's beyond hostkernel.Capabilities, each for a reason.
 	capabilities []string
+	// before, unless nil, is done before anything is made; an error wraps runtime.ErrUnavailable.
+	before func(ctx context.Context, r *Runtime) error
 	// change, unless nil, completes the spec.
-	change func(oci *specs.Spec, in input)
+	change func(r *Runtime, oci *specs.Spec, in input) error
+	// found, unless nil, is which process of the node ends with the guest, where a task's pid doesn't tell; it completes the
+	// record.
+	found func(ctx context.Context, r *Runtime, st *hostkernel.Start) (pid int, err error)
 }
 
 // runGuest starts a sandbox with a kernel of its own. Nothing can be attached to it from the node: every mount is in its
 // spec, and receiptd is reached by processes that containerd starts in the container.
 func (r *Runtime) runGuest(ctx context.Context, st *hostkernel.Start) (*Sandbox, error) {
+	if before := r.kind().guest.before; before != nil {
+		if err := before(ctx, r); err != nil {
+			return nil, err
+		}
+	}
 	oci, err := r.prepareGuest(ctx, st)
 	if err != nil {
 		return nil, err
@@ -108,9 +118,9 @@ func (r *Runtime) prepareGuest(ctx context.Context, st *hostkernel.Start) (*spec
 		return nil, err
 	}
 	st.Record.Identity.Provenance = hostkernel.Provenance(*spec, programs)
-	return guestSpec(r.kind().guest, input{
+	return r.guestSpec(r.kind().guest, input{
 		spec: *spec, rootfs: root, cgroup: st.Record.Cgroup, netns: st.Network.Path, oomScoreAdj: hostkernel.OomScoreAdj(hostkernel.OwnOOMScoreAdj()),
-	}, source, skeleton.BindPaths()), nil
+	}, source, skeleton.BindPaths())
 }
 
 // connectGuest makes the network namespace that the guest's network is taken from, unless it has none.
@@ -190,7 +200,7 @@ func hashPrograms(spec runtime.Spec) (p hostkernel.Programs, err error) {
 
 // guestSpec is ociSpec with everything in it that hostkernel attaches for runc. source is where the root file system's binds
 // come from.
-func guestSpec(g *guest, in input, source string, binds []string) *specs.Spec {
+func (r *Runtime) guestSpec(g *guest, in input, source string, binds []string) (*specs.Spec, error) {
 	s := ociSpec(in)
 	ids := in.spec.IDs
 	s.Linux.UIDMappings = hostkernel.IDMap(ids.HostBase, ids.Size, ids.CommandUID, ids.CommandHostUID)
@@ -200,9 +210,11 @@ func guestSpec(g *guest, in input, source string, binds []string) *specs.Spec {
 	s.Process.Capabilities = &specs.LinuxCapabilities{Bounding: all, Effective: all, Permitted: all}
 	s.Mounts = append(guestFileSystems(in.spec), guestBinds(in.spec, source, binds)...)
 	if g.change != nil {
-		g.change(s, in)
+		if err := g.change(r, s, in); err != nil {
+			return nil, err
+		}
 	}
-	return s
+	return s, nil
 }
 
 func tmpfsMount(target, data string, more ...string) specs.Mount {

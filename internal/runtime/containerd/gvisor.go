@@ -26,11 +26,12 @@ var gvisorGuest = guest{
 }
 
 // dropInodeLimits takes an option away that gVisor's tmpfs doesn't know and refuses.
-func dropInodeLimits(oci *specs.Spec, _ input) {
+func dropInodeLimits(_ *Runtime, oci *specs.Spec, _ input) error {
 	for i := range oci.Mounts {
 		m := &oci.Mounts[i]
 		m.Options = slices.DeleteFunc(m.Options, func(o string) bool { return strings.HasPrefix(o, "nr_inodes=") })
 	}
+	return nil
 }
 
 // gvisorConcedes is what can't hold under gVisor.

@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"github.com/containerd/containerd/v2/client"
@@ -16,12 +17,14 @@ import (
 
 	"github.com/sandbox-agent/sandbox-agent/internal/runtime"
 	"github.com/sandbox-agent/sandbox-agent/internal/runtime/hostkernel"
+	"github.com/sandbox-agent/sandbox-agent/pkg/kata"
 )
 
 // The names that configuration and records call the runtimes by.
 const (
 	Runc   = "runc"
 	GVisor = "gvisor"
+	Kata   = "kata"
 )
 
 // kind is what is known of the sandboxes that are made under a name.
@@ -35,11 +38,22 @@ type kind struct {
 	guest *guest
 	// options are the shim's; nil for none.
 	options func(r *Runtime) (typeurl.Any, error)
+	// check, unless nil, is what it needs of a node besides; an error wraps runtime.ErrUnavailable.
+	check func(ctx context.Context, r *Runtime) error
+	// end, unless nil, is called in the place of endContainer, which it calls.
+	end func(ctx context.Context, r *Runtime, rec hostkernel.Record, ev *hostkernel.Evidence) error
+	// callTime is the default of Options.CallTime.
+	callTime time.Duration
 }
 
 var kinds = map[string]kind{
-	Runc:   {handler: "io.containerd.runc.v2", isolation: runtime.Namespaces, options: runcOptions},
-	GVisor: {handler: "io.containerd.runsc.v1", isolation: runtime.SeparateKernel, concessions: gvisorConcedes, guest: &gvisorGuest, options: gvisorOptions},
+	Runc:   {handler: "io.containerd.runc.v2", isolation: runtime.Namespaces, options: runcOptions, callTime: 20 * time.Second},
+	GVisor: {handler: "io.containerd.runsc.v1", isolation: runtime.SeparateKernel, concessions: gvisorConcedes, guest: &gvisorGuest, options: gvisorOptions, callTime: 20 * time.Second},
+	// One call boots the virtual machine.
+	Kata: {
+		handler: kata.RuntimeType, isolation: runtime.VirtualMachine, concessions: kataConcedes, guest: &kataGuest, options: kataOptions,
+		check: checkKata, end: endKata, callTime: 60 * time.Second,
+	},
 }
 
 func (r *Runtime) kind() kind { return kinds[r.opts.Name] }
@@ -57,11 +71,11 @@ const (
 
 // Options configure the runtime.
 type Options struct {
-	// Name is Runc or GVisor: what the sandboxes are made for, and what they promise.
+	// Name is Runc, GVisor or Kata: what the sandboxes are made for, and what they promise.
 	Name string
 	// Handler is containerd's name of the shim, "io.containerd.runc.v2" and so on; empty: the usual one.
 	Handler string
-	// Binary is the program that the shim starts; empty: what the shim finds in containerd's PATH.
+	// Binary is the program that the shim starts; empty: what the shim finds in containerd's PATH. Kata has it in its configuration.
 	Binary string
 	// Address is containerd's socket, Namespace the namespace in it that is this project's alone.
 	Address, Namespace string
@@ -73,8 +87,9 @@ type Options struct {
 	CgroupParent string
 	// Transport is the way to receiptd; empty: Socket for runc, Attach for the others.
 	Transport Transport
-	// CallTime bounds one call of containerd; 20 s by default.
+	// CallTime bounds one call of containerd; 20 s by default, 60 s for Kata.
 	CallTime time.Duration
+	Kata     KataOptions
 	Log      *slog.Logger
 }
 
@@ -84,6 +99,8 @@ type Runtime struct {
 	log    *slog.Logger
 	client *client.Client
 	keeper *hostkernel.Keeper
+	// judged is Kata's installation as it was judged last.
+	judged atomic.Pointer[kataInstalled]
 }
 
 var _ runtime.Runtime = (*Runtime)(nil)
@@ -96,7 +113,7 @@ func New(opts Options) (*Runtime, error) {
 	r := &Runtime{opts: opts, log: opts.Log}
 	r.keeper = &hostkernel.Keeper{
 		Name: opts.Name, Records: hostkernel.Records(filepath.Join(opts.StateDir, "records")), CgroupParent: opts.CgroupParent,
-		Points: "containerd", UndoTime: cleanupTime, End: r.endContainer, Log: opts.Log,
+		Points: "containerd", UndoTime: cleanupTime, End: r.end, Log: opts.Log,
 	}
 	if err := os.Mkdir(string(r.keeper.Records), 0o711); err != nil && !errors.Is(err, os.ErrExist) {
 		return nil, fmt.Errorf("containerd runtime %q: making its state folder: %w", opts.Name, err)
@@ -107,6 +124,14 @@ func New(opts Options) (*Runtime, error) {
 		return nil, fmt.Errorf("containerd runtime %q: %w", opts.Name, err)
 	}
 	return r, nil
+}
+
+// end ends what containerd, and whatever it started, has of a sandbox.
+func (r *Runtime) end(ctx context.Context, rec hostkernel.Record, ev *hostkernel.Evidence) error {
+	if end := r.kind().end; end != nil {
+		return end(ctx, r, rec, ev)
+	}
+	return r.endContainer(ctx, rec, ev)
 }
 
 // complete fills in the defaults and refuses what can't be.
@@ -135,7 +160,7 @@ func complete(o *Options) error {
 		return errors.New("the transport \"socket\" takes a shared kernel, which only runc has: use \"attach\"")
 	}
 	if o.CallTime <= 0 {
-		o.CallTime = 20 * time.Second
+		o.CallTime = k.callTime
 	}
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)
@@ -176,7 +201,13 @@ func (r *Runtime) Check(ctx context.Context) error {
 	if err := hostkernel.Check(); err != nil {
 		return err
 	}
-	return r.Reachable(ctx)
+	if err := r.Reachable(ctx); err != nil {
+		return err
+	}
+	if check := r.kind().check; check != nil {
+		return check(ctx, r)
+	}
+	return nil
 }
 
 // Load finds a sandbox that an earlier agent started; see runtime.Runtime. What tells is the recorded init, whatever

@@ -26,6 +26,8 @@ type Record struct {
 	// TaskAsked says that another daemon has been asked for the sandbox's processes, which may come after its answer is
 	// given up.
 	TaskAsked bool `json:"taskAsked,omitempty"`
+	// VM is what a runtime of virtual machines has found of the sandbox's on the node, in its own form.
+	VM json.RawMessage `json:"vm,omitempty"`
 }
 
 // unfinished ends the name of a record that is being written; an agent that is killed then leaves it.
