@@ -2,6 +2,7 @@ package containerd
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -166,6 +167,20 @@ func makeGuestRoot(root string, s hostkernel.Skeleton, spec runtime.Spec) error 
 		if err := os.WriteFile(filepath.Join(root, file), nil, 0o644); err != nil {
 			return fmt.Errorf("making the root file system: %w", err)
 		}
+	}
+	return closeToCommands(filepath.Join(root, runtime.InternalDir), spec.IDs)
+}
+
+// closeToCommands gives the folder of those mount points to receiptd alone: it is what commands see where receiptd has taken
+// the mounts away.
+func closeToCommands(dir string, ids runtime.IDs) error {
+	f, err := os.Open(dir)
+	if err != nil {
+		return fmt.Errorf("making the root file system: %w", err)
+	}
+	defer f.Close()
+	if err := errors.Join(f.Chown(int(ids.HostBase), int(ids.HostBase)), f.Chmod(0o700)); err != nil {
+		return fmt.Errorf("making the root file system: %w", err)
 	}
 	return nil
 }

@@ -34,8 +34,13 @@ func dropInodeLimits(_ *Runtime, oci *specs.Spec, _ input) error {
 	return nil
 }
 
-// gvisorConcedes is what can't hold under gVisor.
-var gvisorConcedes []runtime.Concession
+// gvisorConcedes is what can't hold under gVisor: what a sandbox's proof shows there, and what commands have shown.
+var gvisorConcedes = []runtime.Concession{
+	{
+		Promise: "P9", What: "pid1 is not visible",
+		Why: "gVisor's /proc has no hidepid: a command sees that there is a process 1, and its name. It has another uid, so a command can't signal or trace it, nor read its memory or environment.",
+	},
+}
 
 // gvisorOptions name a configuration to the shim, which takes them in no other way.
 func gvisorOptions(r *Runtime) (typeurl.Any, error) {
