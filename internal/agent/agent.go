@@ -156,6 +156,9 @@ func (a *Agent) open() error {
 		a.watchers.Wait()
 		return errors.Join(err, j.Close())
 	}
+	if err := a.restoreNetworks(); err != nil {
+		a.log.Error("the rules of networks are not restored: commands of sandboxes with a network may reach the node", "error", err)
+	}
 	if err := a.recover(); err != nil {
 		a.cancel()
 		a.watchers.Wait()

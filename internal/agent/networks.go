@@ -144,3 +144,11 @@ func networkError(err error) error {
 	}
 	return err
 }
+
+// restoreNetworks has the rules of sandboxes in place before anything runs in them for this agent.
+func (a *Agent) restoreNetworks() error {
+	if a.networks == nil {
+		return nil
+	}
+	return a.networks.Restore()
+}

@@ -134,7 +134,13 @@ func (m *Manager) addCNI(ctx context.Context, rec *Record) error {
 		return err
 	}
 	m.nameservers(rec, result)
-	return lookAtCNI(rec)
+	if err := lookAtCNI(rec); err != nil {
+		return err
+	}
+	if err := m.records().write(rec); err != nil {
+		return err
+	}
+	return m.guard(rec)
 }
 
 // nameservers are the operator's, the plugins', or the node's, in this order.

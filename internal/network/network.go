@@ -14,6 +14,7 @@ import (
 
 	"github.com/sandbox-agent/sandbox-agent/internal/runtime"
 	"github.com/sandbox-agent/sandbox-agent/internal/runtime/crashpoint"
+	"github.com/sandbox-agent/sandbox-agent/pkg/listeners"
 )
 
 // Mode is how a sandbox is connected.
@@ -39,8 +40,11 @@ type Options struct {
 	StateDir string
 	// Nameservers are what sandboxes ask; none: what the plugins say, or else the node's own that aren't on the node.
 	Nameservers []netip.Addr
-	CNI         CNIOptions
-	Log         *slog.Logger
+	// Listeners are what no sandbox may reach, besides every address of the node; the nameservers above may be asked.
+	Listeners listeners.List
+	Bridge    BridgeOptions
+	CNI       CNIOptions
+	Log       *slog.Logger
 }
 
 // Manager connects sandboxes. Its methods are safe for concurrent use, for different sandboxes.
@@ -49,6 +53,9 @@ type Manager struct {
 	log  *slog.Logger
 	// changing guards what sandboxes share: addresses and rules.
 	changing sync.Mutex
+	rules    *rules
+	// last is the address of each range that was given last.
+	last map[netip.Prefix]netip.Addr
 }
 
 // New makes the manager. It changes nothing of the node.
@@ -59,7 +66,10 @@ func New(opts Options) (*Manager, error) {
 	if opts.Log == nil {
 		opts.Log = slog.New(slog.DiscardHandler)
 	}
-	m := &Manager{opts: opts, log: opts.Log}
+	opts.Listeners.Nameservers = opts.Nameservers
+	m := &Manager{
+		opts: opts, log: opts.Log, rules: newRules(opts.StateDir, opts.Listeners, opts.Bridge.Subnets), last: map[netip.Prefix]netip.Addr{},
+	}
 	for _, dir := range []string{string(m.records()), m.namespacesDir(), m.cacheDir()} {
 		if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, os.ErrExist) {
 			return nil, fmt.Errorf("networks: making the state folder: %w", err)
@@ -82,8 +92,48 @@ func (m *Manager) Check(ctx context.Context, mode Mode) error {
 		return nil
 	case CNI:
 		return m.checkCNI(ctx)
+	case Bridge:
+		return m.checkBridge()
 	}
 	return fmt.Errorf("%w: there is no network mode %q", ErrUnavailable, mode)
+}
+
+// all are the records that can be read. One that can't is of a sandbox whose network is being taken away, by hand if need be.
+func (m *Manager) all() ([]*Record, error) {
+	ids, err := m.records().list()
+	if err != nil {
+		return nil, err
+	}
+	var out []*Record
+	for _, id := range ids {
+		rec, err := m.records().read(id)
+		if errors.Is(err, ErrNotFound) {
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, rec)
+	}
+	return out, nil
+}
+
+// Restore brings the rules into the state that the recorded sandboxes need, whatever is there.
+func (m *Manager) Restore() error {
+	m.changing.Lock()
+	defer m.changing.Unlock()
+	return m.restore()
+}
+
+func (m *Manager) restore() error {
+	all, err := m.all()
+	if err != nil {
+		return err
+	}
+	if len(all) == 0 {
+		return m.rules.clear()
+	}
+	return m.rules.set(all)
 }
 
 // Connect connects a sandbox's new network namespace, in which nothing runs yet. The caller may close netns afterwards. On
@@ -129,6 +179,8 @@ func (m *Manager) plug(ctx context.Context, rec *Record) error {
 	switch rec.Mode {
 	case CNI:
 		return m.addCNI(ctx, rec)
+	case Bridge:
+		return m.addBridge(rec)
 	}
 	return fmt.Errorf("%w: there is no network mode %q", ErrUnavailable, rec.Mode)
 }
@@ -149,17 +201,31 @@ func (m *Manager) Remove(ctx context.Context, id string) error {
 }
 
 func (m *Manager) remove(ctx context.Context, rec *Record) error {
-	if rec.CNI != nil {
+	switch {
+	case rec.CNI != nil:
 		if err := m.delCNI(ctx, rec); err != nil {
 			return err
 		}
-		crashpoint.At("network.unplugged")
+	case rec.Mode == Bridge:
+		if err := delBridge(rec); err != nil {
+			return err
+		}
 	}
+	crashpoint.At("network.unplugged")
 	if err := unbind(rec.Namespace); err != nil {
 		return err
 	}
 	crashpoint.At("network.unbound")
-	return m.records().remove(rec.ID)
+	m.changing.Lock()
+	defer m.changing.Unlock()
+	if err := m.records().remove(rec.ID); err != nil || len(rec.Links) == 0 {
+		return err
+	}
+	// Its rules stand for nothing any more. Should this fail they cost nothing either, and go with the next change.
+	if err := m.restore(); err != nil {
+		m.log.Warn("the rules of a sandbox that is gone are not removed", "sandbox", rec.ID, "error", err)
+	}
+	return nil
 }
 
 // Get is what is recorded of a sandbox's network; ErrNotFound without one.

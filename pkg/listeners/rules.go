@@ -64,9 +64,9 @@ type Rule struct {
 	Ports []uint16
 	// To: the destination is in one of these.
 	To []netip.Prefix
-	// NotFrom: the source is none of these; with Family set and none named, every source.
-	NotFrom []netip.Addr
+	// Foreign: the source is none of NotFrom, which are of Family.
 	Foreign bool
+	NotFrom []netip.Addr
 	// NotUnicast: the destination is the node itself, a broadcast, multicast or anycast address, or nothing that the node
 	// has a route to, as the node's own routing tables say.
 	NotUnicast bool
@@ -80,15 +80,22 @@ type Rule struct {
 // guest could become the node's router.
 var neighbours = []uint8{131, 132, 133, 135, 136, 143}
 
-// Ingress are the rules for what a sandbox with these addresses sends, as it leaves the sandbox.
-func (l List) Ingress(own []netip.Addr) []Rule {
-	rules := []Rule{
+// Source are the first rules for what a sandbox with these addresses sends, as it leaves the sandbox; Ingress are the rest,
+// the same for every sandbox.
+func Source(own []netip.Addr) []Rule {
+	return []Rule{
 		{Why: "address resolution", ARP: true, Action: Admit},
 		{Why: "neither IPv4 nor IPv6", NotIP: true, Action: Drop},
 		{Why: "neighbour discovery", Family: IPv6, Protocols: []uint8{ICMPv6}, ICMPTypes: neighbours, Action: Admit},
 		// The rules that follow, and the routed ones, know a sandbox by its address.
 		{Why: "a source that is not the sandbox's", Family: IPv4, Foreign: true, NotFrom: addrs(own, IPv4), Action: Drop},
 		{Why: "a source that is not the sandbox's", Family: IPv6, Foreign: true, NotFrom: addrs(own, IPv6), Action: Drop},
+	}
+}
+
+// Ingress are the rules for what any sandbox sends, after those of Source.
+func (l List) Ingress() []Rule {
+	rules := []Rule{
 		// A first fragment can end before the port, and be put together behind these rules. No sender of TCP makes
 		// fragments, and of IPv6 only large datagrams are cut.
 		{Why: "a fragment", Family: IPv4, Protocols: []uint8{TCP}, Fragment: true, Action: Drop},

@@ -57,6 +57,33 @@ func New(t testing.TB, sandboxes ...string) *Lab {
 	return l
 }
 
+// Here makes a lab whose node is the test process's own network namespace, which is no machine's.
+func Here(t testing.TB, sandboxes ...string) *Lab {
+	t.Helper()
+	testkit.Need(t, testkit.Root, testkit.Program("nsenter"))
+	l := &Lab{T: t, Node: ownNamespace, World: filepath.Join(testkit.StateDir(t), "world"), Sandboxes: sandboxes}
+	makeNamespace(t, l.World)
+	node := at(t, l.Node)
+	defer node.Close()
+	routes, err := node.RouteList(nil, netlink.FAMILY_ALL)
+	require.NoError(t, err)
+	for _, r := range routes {
+		require.False(t, r.Dst == nil || r.Dst.IP.IsUnspecified(), "this process is in a network namespace with a default route: the machine's")
+	}
+	up(t, node, "lo")
+	l.wire()
+	t.Cleanup(func() {
+		h := at(t, l.Node)
+		defer h.Close()
+		link, err := h.LinkByName(uplink)
+		require.NoError(t, err)
+		require.NoError(t, h.LinkDel(link))
+	})
+	return l
+}
+
+const ownNamespace = "/proc/self/ns/net"
+
 // makeNamespace binds a new network namespace to path until the test ends.
 func makeNamespace(t testing.TB, path string) {
 	t.Helper()

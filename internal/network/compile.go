@@ -1,0 +1,222 @@
+package network
+
+import (
+	"net/netip"
+
+	"github.com/google/nftables/binaryutil"
+	"github.com/google/nftables/expr"
+	"golang.org/x/sys/unix"
+
+	"github.com/sandbox-agent/sandbox-agent/pkg/listeners"
+)
+
+// From linux/netfilter/nf_tables.h and if_ether.h, as far as x/sys/unix lacks them.
+const (
+	icmpxAdminProhibited = 3 // NFT_REJECT_ICMPX_ADMIN_PROHIBITED
+	fragmentHeader       = 44
+)
+
+// layer says which tables a rule is compiled for: what tells IPv4 from IPv6 is another thing in each.
+type layer int
+
+const (
+	ingressLayer layer = iota // family netdev, hook ingress
+	routedLayer               // family inet
+)
+
+// The names of a table's own sets.
+const (
+	sandboxes4 = "sandboxes4"
+	sandboxes6 = "sandboxes6"
+)
+
+// compile gives a rule in the kernel's words. One that has alternatives becomes several.
+func compile(r listeners.Rule, on layer) [][]expr.Any {
+	all := [][]expr.Any{packetKind(r, on)}
+	all = each(all, r.Protocols, func(p uint8) []expr.Any { return l4proto(expr.CmpOpEq, p) })
+	for _, p := range r.NotProtocols {
+		all = and(all, l4proto(expr.CmpOpNeq, p))
+	}
+	all = and(all, fragment(r))
+	all = each(all, r.ICMPTypes, func(t uint8) []expr.Any { return payload(expr.PayloadBaseTransportHeader, 0, []byte{t}, expr.CmpOpEq) })
+	all = each(all, r.Ports, func(p uint16) []expr.Any {
+		return payload(expr.PayloadBaseTransportHeader, 2, binaryutil.BigEndian.PutUint16(p), expr.CmpOpEq)
+	})
+	all = each(all, r.To, within)
+	if r.Foreign {
+		for _, a := range r.NotFrom {
+			all = and(all, payload(expr.PayloadBaseNetworkHeader, sourceOffset(a), a.AsSlice(), expr.CmpOpNeq))
+		}
+	}
+	if r.NotUnicast {
+		all = and(all, []expr.Any{
+			&expr.Fib{Register: 1, FlagDADDR: true, ResultADDRTYPE: true},
+			&expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: binaryutil.NativeEndian.PutUint32(unix.RTN_UNICAST)},
+		})
+	}
+	if r.ToSandbox {
+		all = and(all, isSandbox(r.Family, true))
+	}
+	return verdict(all, r, on)
+}
+
+// and adds conditions to each alternative.
+func and(all [][]expr.Any, more []expr.Any) [][]expr.Any {
+	for i := range all {
+		all[i] = append(all[i][:len(all[i]):len(all[i])], more...)
+	}
+	return all
+}
+
+// each makes an alternative for each value; without one the condition is not set.
+func each[T any](all [][]expr.Any, values []T, f func(T) []expr.Any) [][]expr.Any {
+	if len(values) == 0 {
+		return all
+	}
+	var out [][]expr.Any
+	for _, a := range all {
+		for _, v := range values {
+			out = append(out, append(a[:len(a):len(a)], f(v)...))
+		}
+	}
+	return out
+}
+
+func packetKind(r listeners.Rule, on layer) []expr.Any {
+	switch {
+	case r.ARP:
+		return etherType(expr.CmpOpEq, unix.ETH_P_ARP)
+	case r.NotIP:
+		return append(etherType(expr.CmpOpNeq, unix.ETH_P_IP), etherType(expr.CmpOpNeq, unix.ETH_P_IPV6)...)
+	}
+	family := r.Family
+	if len(r.To) > 0 {
+		family = listeners.FamilyOf(r.To[0].Addr())
+		if r.To[0].Addr().Is6() {
+			family = listeners.IPv6 // also an IPv4-mapped one, which is in an IPv6 packet
+		}
+	}
+	if family == listeners.AnyFamily {
+		return nil
+	}
+	return ofFamily(family, on)
+}
+
+func ofFamily(f listeners.Family, on layer) []expr.Any {
+	four := f == listeners.IPv4
+	switch {
+	case on == ingressLayer && four:
+		return etherType(expr.CmpOpEq, unix.ETH_P_IP)
+	case on == ingressLayer:
+		return etherType(expr.CmpOpEq, unix.ETH_P_IPV6)
+	case four:
+		return meta(expr.MetaKeyNFPROTO, expr.CmpOpEq, []byte{unix.NFPROTO_IPV4})
+	}
+	return meta(expr.MetaKeyNFPROTO, expr.CmpOpEq, []byte{unix.NFPROTO_IPV6})
+}
+
+func meta(key expr.MetaKey, op expr.CmpOp, data []byte) []expr.Any {
+	return []expr.Any{&expr.Meta{Key: key, Register: 1}, &expr.Cmp{Op: op, Register: 1, Data: data}}
+}
+
+func etherType(op expr.CmpOp, t uint16) []expr.Any {
+	return meta(expr.MetaKeyPROTOCOL, op, binaryutil.BigEndian.PutUint16(t))
+}
+
+func l4proto(op expr.CmpOp, p uint8) []expr.Any { return meta(expr.MetaKeyL4PROTO, op, []byte{p}) }
+
+func payload(base expr.PayloadBase, offset uint32, data []byte, op expr.CmpOp) []expr.Any {
+	return []expr.Any{
+		&expr.Payload{DestRegister: 1, Base: base, Offset: offset, Len: uint32(len(data))},
+		&expr.Cmp{Op: op, Register: 1, Data: data},
+	}
+}
+
+// sourceOffset and destinationOffset are where a header has its addresses (RFC 791, 8200).
+func sourceOffset(a netip.Addr) uint32 {
+	if a.Is4() {
+		return 12
+	}
+	return 8
+}
+
+func destinationOffset(a netip.Addr) uint32 {
+	if a.Is4() {
+		return 16
+	}
+	return 24
+}
+
+// within matches a destination in a range.
+func within(p netip.Prefix) []expr.Any {
+	a := p.Masked().Addr()
+	mask := make([]byte, a.BitLen()/8)
+	for i := range p.Bits() {
+		mask[i/8] |= 0x80 >> (i % 8)
+	}
+	return []expr.Any{
+		&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseNetworkHeader, Offset: destinationOffset(a), Len: uint32(len(mask))},
+		&expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: uint32(len(mask)), Mask: mask, Xor: make([]byte, len(mask))},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: a.AsSlice()},
+	}
+}
+
+// fragment matches parts of datagrams: IPv4 says so in its header, with "more to come" or an offset, IPv6 has a header for it.
+func fragment(r listeners.Rule) []expr.Any {
+	switch {
+	case !r.Fragment:
+		return nil
+	case r.Family == listeners.IPv4:
+		return []expr.Any{
+			&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseNetworkHeader, Offset: 6, Len: 2},
+			&expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: 2, Mask: []byte{0x3f, 0xff}, Xor: []byte{0, 0}},
+			&expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: []byte{0, 0}},
+		}
+	}
+	return []expr.Any{
+		&expr.Exthdr{DestRegister: 1, Type: fragmentHeader, Len: 1, Flags: unix.NFT_EXTHDR_F_PRESENT, Op: expr.ExthdrOpIpv6},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte{1}},
+	}
+}
+
+// isSandbox matches a destination, or else a source, that is a sandbox's address.
+func isSandbox(f listeners.Family, destination bool) []expr.Any {
+	a, set := netip.IPv4Unspecified(), sandboxes4
+	if f == listeners.IPv6 {
+		a, set = netip.IPv6Unspecified(), sandboxes6
+	}
+	offset := sourceOffset(a)
+	if destination {
+		offset = destinationOffset(a)
+	}
+	return []expr.Any{
+		&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseNetworkHeader, Offset: offset, Len: uint32(a.BitLen() / 8)},
+		&expr.Lookup{SourceRegister: 1, SetName: set},
+	}
+}
+
+// verdict adds what becomes of the packet, which is also counted. A refusal is two rules: TCP alone has a reset. Where the
+// packet's destination may have been translated there is no reset: on a bridge with br_netfilter the kernel sends it with the
+// translated address as its source (nf_send_reset), from which its receiver expects nothing. The ICMP message is translated.
+func verdict(all [][]expr.Any, r listeners.Rule, on layer) [][]expr.Any {
+	reject := func(kind uint32, code uint8) []expr.Any {
+		return []expr.Any{&expr.Counter{}, &expr.Reject{Type: kind, Code: code}}
+	}
+	switch r.Action {
+	case listeners.Admit:
+		return and(all, []expr.Any{&expr.Counter{}, &expr.Verdict{Kind: expr.VerdictAccept}})
+	case listeners.Drop:
+		return and(all, []expr.Any{&expr.Counter{}, &expr.Verdict{Kind: expr.VerdictDrop}})
+	}
+	prohibited := reject(unix.NFT_REJECT_ICMPX_UNREACH, icmpxAdminProhibited)
+	if on == routedLayer {
+		return and(all, prohibited)
+	}
+	var out [][]expr.Any
+	for _, a := range all {
+		out = append(out,
+			append(append(a[:len(a):len(a)], l4proto(expr.CmpOpEq, listeners.TCP)...), reject(unix.NFT_REJECT_TCP_RST, 0)...),
+			append(a[:len(a):len(a)], prohibited...))
+	}
+	return out
+}

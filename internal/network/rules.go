@@ -1,0 +1,310 @@
+package network
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"github.com/google/nftables"
+	"github.com/google/nftables/expr"
+	"github.com/google/nftables/userdata"
+	nl "github.com/mdlayher/netlink"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/sandbox-agent/sandbox-agent/pkg/listeners"
+)
+
+// The chains of a table.
+const (
+	common     = "common" // of the ingress table: what holds for every sandbox
+	inputChain = "input"
+	localChain = "local"
+	forward    = "forward"
+	routed     = "routed"
+	translate  = "translate"
+)
+
+// ingressPriority comes before everything else that netfilter does, and before a CNI's own chains.
+const ingressPriority = -500
+
+// socketBuffer is what a batch of all sandboxes' rules, and the answers to it, fit into; bytes.
+const socketBuffer = 8 << 20
+
+// rules are the agent's tables of nftables. Callers hold Manager.changing.
+type rules struct {
+	list    listeners.List
+	ingress *nftables.Table
+	routed  *nftables.Table
+	// translated are the ranges whose addresses are translated on the way out.
+	translated []netip.Prefix
+}
+
+// newRules names the tables after the state folder: two agents on one node don't undo each other's rules.
+func newRules(stateDir string, list listeners.List, translated []netip.Prefix) *rules {
+	sum := sha256.Sum256([]byte(stateDir))
+	name := "sandbox-agent-" + hex.EncodeToString(sum[:4])
+	return &rules{
+		list: list, translated: translated,
+		ingress: &nftables.Table{Name: name, Family: nftables.TableFamilyNetdev},
+		routed:  &nftables.Table{Name: name, Family: nftables.TableFamilyINet},
+	}
+}
+
+func dialNFT() (*nftables.Conn, error) {
+	c, err := nftables.New(nftables.WithSockOptions(func(c *nl.Conn) error {
+		// Root may exceed the node's bound (SO_RCVBUFFORCE); where it may not, the bound will do for most nodes.
+		return errors.Join(c.SetReadBuffer(socketBuffer), c.SetWriteBuffer(socketBuffer))
+	}))
+	if err != nil {
+		return nil, fmt.Errorf("%w: reaching nftables: %w (kernel option CONFIG_NF_TABLES)", ErrUnavailable, err)
+	}
+	return c, nil
+}
+
+// set brings the tables into the state that these sandboxes need, whatever they were: in one transaction, so that no packet
+// ever meets half of them.
+func (r *rules) set(all []*Record) error {
+	c, err := dialNFT()
+	if err != nil {
+		return err
+	}
+	for _, t := range []*nftables.Table{r.ingress, r.routed} {
+		c.AddTable(t) // so that there is one to delete
+		c.DelTable(t)
+		c.AddTable(t)
+	}
+	if err := r.addShared(c); err != nil {
+		return err
+	}
+	for _, rec := range all {
+		if err := r.addSandbox(c, rec); err != nil {
+			return err
+		}
+	}
+	return flushed(c)
+}
+
+// flushed sends what has been gathered.
+func flushed(c *nftables.Conn) error {
+	if err := c.Flush(); err != nil {
+		return fmt.Errorf("%w: setting the rules that keep sandboxes from the node: %w (kernel options CONFIG_NF_TABLES_NETDEV, CONFIG_NF_TABLES_INET, CONFIG_NFT_FIB_NETDEV, CONFIG_NFT_REJECT_NETDEV, CONFIG_NFT_MASQ)", ErrUnavailable, err)
+	}
+	return nil
+}
+
+func (r *rules) setOf(t *nftables.Table, four bool) *nftables.Set {
+	if four {
+		return &nftables.Set{Table: t, Name: sandboxes4, KeyType: nftables.TypeIPAddr}
+	}
+	return &nftables.Set{Table: t, Name: sandboxes6, KeyType: nftables.TypeIP6Addr}
+}
+
+// addShared adds what holds for every sandbox.
+func (r *rules) addShared(c *nftables.Conn) error {
+	for _, t := range []*nftables.Table{r.ingress, r.routed} {
+		for _, four := range []bool{true, false} {
+			if err := c.AddSet(r.setOf(t, four), nil); err != nil {
+				return fmt.Errorf("making a set of sandboxes: %w", err)
+			}
+		}
+	}
+	addRules(c, c.AddChain(&nftables.Chain{Table: r.ingress, Name: common}), r.list.Ingress(), ingressLayer)
+	addRules(c, c.AddChain(&nftables.Chain{Table: r.routed, Name: localChain}), r.list.Local(), routedLayer)
+	addRules(c, c.AddChain(&nftables.Chain{Table: r.routed, Name: routed}), r.list.Forwarded(), routedLayer)
+	for chain, to := range map[*nftables.Chain]string{
+		r.hook(inputChain, nftables.ChainHookInput): localChain,
+		r.hook(forward, nftables.ChainHookForward):  routed,
+	} {
+		c.AddChain(chain)
+		for _, f := range []listeners.Family{listeners.IPv4, listeners.IPv6} {
+			c.AddRule(&nftables.Rule{Table: r.routed, Chain: chain, Exprs: slices.Concat(
+				ofFamily(f, routedLayer), isSandbox(f, false), []expr.Any{&expr.Verdict{Kind: expr.VerdictJump, Chain: to}})})
+		}
+	}
+	r.addTranslation(c)
+	return nil
+}
+
+// hook is a chain that comes before the node's own filters, which can't admit what this one refuses.
+func (r *rules) hook(name string, at *nftables.ChainHook) *nftables.Chain {
+	policy := nftables.ChainPolicyAccept
+	return &nftables.Chain{Table: r.routed, Name: name, Type: nftables.ChainTypeFilter, Hooknum: at, Priority: nftables.ChainPriorityRef(-10), Policy: &policy}
+}
+
+// addTranslation gives what leaves the node from the agent's own ranges the node's address.
+func (r *rules) addTranslation(c *nftables.Conn) {
+	if len(r.translated) == 0 {
+		return
+	}
+	chain := c.AddChain(&nftables.Chain{Table: r.routed, Name: translate, Type: nftables.ChainTypeNAT, Hooknum: nftables.ChainHookPostrouting, Priority: nftables.ChainPriorityNATSource})
+	for _, p := range r.translated {
+		from := within(p)
+		from[0].(*expr.Payload).Offset = sourceOffset(p.Addr())
+		c.AddRule(&nftables.Rule{Table: r.routed, Chain: chain, Exprs: slices.Concat(ofFamily(listeners.FamilyOf(p.Addr()), routedLayer), from, []expr.Any{&expr.Counter{}, &expr.Masq{}})})
+	}
+}
+
+func addRules(c *nftables.Conn, chain *nftables.Chain, list []listeners.Rule, on layer) {
+	for _, r := range list {
+		for _, e := range compile(r, on) {
+			c.AddRule(&nftables.Rule{Table: chain.Table, Chain: chain, Exprs: e, UserData: userdata.AppendString(nil, userdata.TypeComment, r.Why)})
+		}
+	}
+}
+
+// chainOf is the chain of one of a sandbox's interfaces.
+func chainOf(rec *Record, l Link) string { return fmt.Sprintf("%s-%d", rec.ID, l.Index) }
+
+// present are those of a sandbox's interfaces that are there. One that is gone lets nothing through.
+func present(rec *Record) []Link {
+	var out []Link
+	for _, l := range rec.Links {
+		if found, err := netlink.LinkByIndex(l.Index); err == nil && found.Attrs().Name == l.Name {
+			out = append(out, l)
+		}
+	}
+	return out
+}
+
+// addSandbox adds what is a sandbox's own.
+func (r *rules) addSandbox(c *nftables.Conn, rec *Record) error {
+	for _, t := range []*nftables.Table{r.ingress, r.routed} {
+		for _, four := range []bool{true, false} {
+			if e := elements(rec, four); len(e) > 0 {
+				if err := c.SetAddElements(r.setOf(t, four), e); err != nil {
+					return fmt.Errorf("adding sandbox %s to a set: %w", rec.ID, err)
+				}
+			}
+		}
+	}
+	policy := nftables.ChainPolicyAccept
+	for _, l := range present(rec) {
+		chain := c.AddChain(&nftables.Chain{
+			Table: r.ingress, Name: chainOf(rec, l), Type: nftables.ChainTypeFilter, Hooknum: nftables.ChainHookIngress,
+			Priority: nftables.ChainPriorityRef(ingressPriority), Policy: &policy, Device: l.Name,
+		})
+		addRules(c, chain, listeners.Source(rec.Addresses), ingressLayer)
+		c.AddRule(&nftables.Rule{Table: r.ingress, Chain: chain, Exprs: []expr.Any{&expr.Verdict{Kind: expr.VerdictJump, Chain: common}}})
+	}
+	return nil
+}
+
+func elements(rec *Record, four bool) []nftables.SetElement {
+	var out []nftables.SetElement
+	for _, a := range rec.Addresses {
+		if a.Is4() == four {
+			out = append(out, nftables.SetElement{Key: a.AsSlice()})
+		}
+	}
+	return out
+}
+
+// add adds a sandbox to tables that are there.
+func (r *rules) add(rec *Record) error {
+	c, err := dialNFT()
+	if err != nil {
+		return err
+	}
+	if err := r.addSandbox(c, rec); err != nil {
+		return err
+	}
+	return flushed(c)
+}
+
+// intact says whether the tables hold what set gave them for these sandboxes.
+func (r *rules) intact(all []*Record) (bool, error) {
+	c, err := dialNFT()
+	if err != nil {
+		return false, err
+	}
+	want := r.sizes(all)
+	got := map[string]int{}
+	for _, t := range []*nftables.Table{r.ingress, r.routed} {
+		chains, err := c.ListChainsOfTableFamily(t.Family)
+		if err != nil {
+			return false, fmt.Errorf("looking at the rules: %w", err)
+		}
+		for _, chain := range chains {
+			if chain.Table.Name != t.Name {
+				continue
+			}
+			found, err := c.GetRules(t, chain)
+			if err != nil && !errors.Is(err, unix.ENOENT) {
+				return false, fmt.Errorf("looking at the rules: %w", err)
+			}
+			got[fmt.Sprint(t.Family, chain.Name)] = len(found)
+		}
+	}
+	for chain, n := range want {
+		if got[chain] != n {
+			return false, nil
+		}
+	}
+	return r.hasAddresses(c, all), nil
+}
+
+// hasAddresses says whether each sandbox is in the sets.
+func (r *rules) hasAddresses(c *nftables.Conn, all []*Record) bool {
+	for _, t := range []*nftables.Table{r.ingress, r.routed} {
+		for _, four := range []bool{true, false} {
+			found, err := c.GetSetElements(r.setOf(t, four))
+			if err != nil {
+				return false
+			}
+			in := map[string]bool{}
+			for _, e := range found {
+				in[string(e.Key)] = true
+			}
+			for _, rec := range all {
+				for _, e := range elements(rec, four) {
+					if !in[string(e.Key)] {
+						return false
+					}
+				}
+			}
+		}
+	}
+	return true
+}
+
+// sizes are how many rules each chain has.
+func (r *rules) sizes(all []*Record) map[string]int {
+	count := func(list []listeners.Rule, on layer) (n int) {
+		for _, r := range list {
+			n += len(compile(r, on))
+		}
+		return n
+	}
+	netdev, inet := nftables.TableFamilyNetdev, nftables.TableFamilyINet
+	want := map[string]int{
+		fmt.Sprint(netdev, common):   count(r.list.Ingress(), ingressLayer),
+		fmt.Sprint(inet, localChain): count(r.list.Local(), routedLayer), fmt.Sprint(inet, routed): count(r.list.Forwarded(), routedLayer),
+		fmt.Sprint(inet, inputChain): 2, fmt.Sprint(inet, forward): 2,
+	}
+	if len(r.translated) > 0 {
+		want[fmt.Sprint(inet, translate)] = len(r.translated)
+	}
+	for _, rec := range all {
+		for _, l := range present(rec) {
+			want[fmt.Sprint(netdev, chainOf(rec, l))] = count(listeners.Source(rec.Addresses), ingressLayer) + 1
+		}
+	}
+	return want
+}
+
+// clear takes the tables away.
+func (r *rules) clear() error {
+	c, err := dialNFT()
+	if err != nil {
+		return err
+	}
+	for _, t := range []*nftables.Table{r.ingress, r.routed} {
+		c.AddTable(t)
+		c.DelTable(t)
+	}
+	return flushed(c)
+}
