@@ -107,9 +107,19 @@ const childTime = 2 * probeTime
 func receiptd() (f Facts) {
 	runtime.LockOSThread()
 	time.AfterFunc(childTime, func() { os.Exit(1) })
-	f.add(Proc, mountProc(""))
+	proc := mountProc("")
+	f.add(Proc, proc)
+	if proc.Answer != Yes {
+		// The id maps of a child are written through /proc, and its ids are those of another PID namespace there.
+		for _, id := range []ID{NestedNS, NestedProc, Seccomp} {
+			f.add(id, unsure("no fresh /proc to try it with"))
+		}
+		return f
+	}
 	if err := errors.Join(keepOnly(receiptdCapabilities...), unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)); err != nil {
-		f.add(NestedNS, no(fmt.Errorf("giving up rights: %w", err)))
+		for _, id := range []ID{NestedNS, NestedProc, Seccomp} {
+			f.add(id, unsure("giving up rights: %v", err))
+		}
 		return f
 	}
 	filter := seccomp.Install(seccomp.Container())

@@ -11,6 +11,9 @@ import (
 // probeTime bounds each probe. A healthy node takes milliseconds for most; loading kernel modules takes longest.
 const probeTime = 10 * time.Second
 
+// backTime is how long a probe may take to come back once its time is up.
+const backTime = 500 * time.Millisecond
+
 // Scope is how much is looked at.
 type Scope int
 
@@ -86,7 +89,7 @@ func bounded(ctx context.Context, p probe) map[ID][]Fact {
 	select {
 	case seen := <-done:
 		return seen
-	case <-time.After(time.Second):
+	case <-time.After(backTime):
 		return p.inconclusive("it did not answer in time")
 	}
 }
