@@ -236,7 +236,7 @@ func (s *session) start(spec runtime.Spec) (*attached, error) {
 		}
 		return nil, err
 	}
-	proof, err := prove(ctx, sb, s.sandboxRecord().Concessions)
+	proof, err := s.prove(ctx, sb)
 	if err != nil {
 		return nil, err
 	}
@@ -364,12 +364,17 @@ func (s *session) limits() *receiptdv1.Limits {
 }
 
 // prove has the sandbox show what it must, which is all that its runtime has not conceded beforehand.
-func prove(ctx context.Context, sb *attached, conceded []runtime.Concession) ([]proofRecord, error) {
-	resp, err := sb.receiptd.Prove(ctx, &receiptdv1.ProveRequest{AttachEpoch: sb.epoch})
+func (s *session) prove(ctx context.Context, sb *attached) ([]proofRecord, error) {
+	watched, err := s.watchListeners()
 	if err != nil {
 		return nil, fmt.Errorf("having sandbox %s prove itself: %w", sb.Identity().SandboxID, err)
 	}
-	proof, err := judgeProof(resp.GetItems(), conceded)
+	resp, err := sb.receiptd.Prove(ctx, &receiptdv1.ProveRequest{AttachEpoch: sb.epoch, Targets: watched.targets})
+	items, watchErr := watched.end()
+	if err = cmpErr(err, watchErr); err != nil {
+		return nil, fmt.Errorf("having sandbox %s prove itself: %w", sb.Identity().SandboxID, err)
+	}
+	proof, err := judgeProof(append(resp.GetItems(), items...), s.sandboxRecord().Concessions)
 	if err != nil {
 		return nil, fmt.Errorf("sandbox %s %w", sb.Identity().SandboxID, err)
 	}

@@ -44,6 +44,7 @@ for fd in {3..40}; do [[ -e /proc/self/fd/$fd ]] && printf 'fd: %s\n' "$fd"; don
 [[ /proc/self/fd/0 -ef /dev/null ]] && echo 'stdin: null'
 [[ -w / || -w /usr || -w /etc ]] && echo 'root: writable'
 [[ -e /proc/1 ]] && echo 'pid1: visible'
+` + reachScript + `
 set -m
 ( ( trap '' HUP; while :; do kill -STOP $BASHPID; done ) & )
 echo 'probe: end'
@@ -56,8 +57,10 @@ type probe struct {
 	mounts []string
 	sees   []string
 	fds    []string
-	flags  map[string]bool
-	ended  bool
+	// reached are the targets that it connected to.
+	reached []string
+	flags   map[string]bool
+	ended   bool
 	// before and after are the processes of its PID namespace, counted from outside, before it was killed and after the
 	// boundary.
 	before, after int
@@ -76,15 +79,34 @@ func (c *connection) Prove(_ context.Context, req *receiptdv1.ProveRequest) (*re
 	if running != nil {
 		return nil, status.Errorf(codes.FailedPrecondition, "exec %s is running: a sandbox is proved when nothing runs", running.id)
 	}
-	p, err := s.probe()
+	if err := checkTargets(req.GetTargets()); err != nil {
+		return nil, status.Error(codes.InvalidArgument, err.Error())
+	}
+	p, control, err := s.probeTargets(req.GetTargets())
 	if err != nil {
 		return nil, status.Error(codes.Internal, fmt.Sprintf("proving the sandbox: %v", err))
 	}
 	s.prepared.refill()
-	return &receiptdv1.ProveResponse{Items: judge(p, s.init.GetView(), s.prepared.seals())}, nil
+	items := judge(p, s.init.GetView(), s.prepared.seals())
+	return &receiptdv1.ProveResponse{Items: append(items, judgeReach(req.GetTargets(), control, p.reached)...)}, nil
 }
 
-func (s *Server) probe() (*probe, error) {
+// probeTargets is probe with a target of receiptd's own beside the given ones, if any of them is connected to over a network.
+func (s *Server) probeTargets(targets []*receiptdv1.Target) (*probe, *receiptdv1.Target, error) {
+	if !dialled(targets) {
+		p, err := s.probe(targets)
+		return p, nil, err
+	}
+	control, err := newControl()
+	if err != nil {
+		return nil, nil, err
+	}
+	defer control.Close()
+	p, err := s.probe(append(targets[:len(targets):len(targets)], control.target()))
+	return p, control.target(), err
+}
+
+func (s *Server) probe(targets []*receiptdv1.Target) (*probe, error) {
 	prepared, err := s.prepared.take()
 	if err != nil {
 		return nil, err
@@ -93,7 +115,7 @@ func (s *Server) probe() (*probe, error) {
 	end := make(chan struct{})
 	var seen []byte
 	run, err := prepared.Start(nsexec.Request{
-		Command: wire.Command{Path: shell, Argv: append([]string{"bash", "-c", probeScript, "probe"}, view.GetHide()...), Dir: view.GetDir(), Env: environ(view.GetEnv())},
+		Command: wire.Command{Path: shell, Argv: append([]string{"bash", "-c", probeScript, "probe"}, view.GetHide()...), Dir: view.GetDir(), Env: append(environ(view.GetEnv()), targetsEnv(targets))},
 		Timeout: proveTimeout, OutputBytes: proveOutput,
 		Stdout: func(_ uint64, data []byte) {
 			if seen == nil || !bytes.Contains(seen, []byte(probeEnd)) {
@@ -107,14 +129,20 @@ func (s *Server) probe() (*probe, error) {
 	if err != nil {
 		return nil, err
 	}
+	ended := make(chan nsexec.Result, 1)
+	go func() { ended <- run.Wait() }()
+	var res nsexec.Result
 	before, scanErr := -1, error(nil)
 	select {
+	case res = <-ended: // it could not be started, or broke off
 	case <-end:
 		before, scanErr = countProcesses(run.Namespace())
+		run.Kill()
+		res = <-ended
 	case <-time.After(proveTimeout):
+		run.Kill()
+		res = <-ended
 	}
-	run.Kill()
-	res := run.Wait()
 	if res.NotStarted != "" {
 		return nil, fmt.Errorf("the probe could not be started: %s", res.NotStarted)
 	}
@@ -165,6 +193,8 @@ func parseProbe(out []byte) *probe {
 			p.mounts = append(p.mounts, rest)
 		case "sees":
 			p.sees = append(p.sees, rest)
+		case "reached":
+			p.reached = append(p.reached, rest)
 		case "fd":
 			p.fds = append(p.fds, rest)
 		case "probe":

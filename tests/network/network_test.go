@@ -138,3 +138,37 @@ func (w *world) nothingLeft() {
 		require.Empty(w.t, entries, dir)
 	}
 }
+
+func TestP10ASandboxProvesThatItReachesNoListenerOfTheNode(t *testing.T) {
+	w := newWorld(t, bridged, "")
+	w.TCP(w.World, "web", netlab.Web+":80")
+	live := w.TCP(w.Node, "kubelet", netlab.NodeAddr+":10250")
+	w.Sysctl(w.Node, "net/ipv4/ip_forward", "0")
+	for _, c := range []struct{ runtime, mode string }{{"embedded", "bridge"}, {"runc", "bridge"}, {"runc", "cni"}} {
+		t.Run(c.runtime+" "+c.mode, func(t *testing.T) {
+			s := w.session(c.runtime, c.mode)
+			proved := map[string]string{}
+			for _, i := range s.GetSandbox().GetProof() {
+				require.True(t, i.GetHolds(), i.GetWhat())
+				proved[i.GetWhat()] = i.GetDetail()
+			}
+			require.Regexp(t, `^\d\d tried$`, proved["no connection to a listener of the node"])
+			require.Regexp(t, `^\d\d listeners$`, proved["no listener of the node hears a command"])
+			before := len(live.Peers())
+			require.NotZero(t, before, "the agent has seen that it answers")
+
+			from := netlab.NodeAddr // translated
+			if c.mode == "cni" {
+				from = s.GetSandbox().GetNetwork().GetAddresses()[0]
+			}
+			require.Equal(t, "web to "+from+"\n", w.run(s, dial(netlab.Web, "80")).GetStdoutText())
+			r := w.run(s, dial(netlab.NodeAddr, "10250"))
+			require.NotZero(t, r.GetExitCode())
+			require.Contains(t, r.GetStderrText(), "Connection refused")
+			require.Len(t, live.Peers(), before)
+			w.delete(s)
+			require.NotSubset(t, w.Links(w.Node), s.GetSandbox().GetNetwork().GetNodeInterfaces())
+			w.nothingLeft()
+		})
+	}
+}

@@ -1,0 +1,248 @@
+package network
+
+import (
+	"bufio"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/sandbox-agent/sandbox-agent/pkg/listeners"
+)
+
+// Target is a listener of the node that a sandbox must not reach.
+type Target struct {
+	Network string // "tcp" or "udp"
+	Address netip.AddrPort
+	// Token is what whoever tries sends, so that the canary knows whom it heard.
+	Token string
+}
+
+// Canaries are listeners on the node that stand for its own while a sandbox proves that it can't reach them. Where a port is
+// taken, what listens there is its own canary.
+type Canaries struct {
+	targets []Target
+	// own are those of the targets that this process listens at.
+	own     []Target
+	sandbox []netip.Addr
+	token   string
+	closers []func() error
+	hearing sync.WaitGroup
+	// trusted has an entry for each time that this process itself was heard.
+	trusted chan struct{}
+	closed  chan struct{}
+
+	mu      sync.Mutex
+	reached []string // by the sandbox
+}
+
+const (
+	// mostAddresses bounds the node's addresses that are tried, of each family.
+	mostAddresses = 3
+	// trustedWait bounds how long a canary may take to answer the agent itself.
+	trustedWait = 2 * time.Second
+)
+
+// Canaries opens canaries for a sandbox on the node's addresses: on each listed port, and on one that is on no list. Each has
+// answered this process when it returns. The caller closes them. There are no more than three addresses of each family.
+func (m *Manager) Canaries(id string) (_ *Canaries, err error) {
+	rec, err := m.Get(id)
+	if err != nil {
+		return nil, err
+	}
+	on, err := nodesAddresses(rec)
+	if err != nil {
+		return nil, err
+	}
+	c := &Canaries{token: rand.Text(), sandbox: rec.Addresses, trusted: make(chan struct{}), closed: make(chan struct{})}
+	defer func() {
+		if err != nil {
+			_, closeErr := c.Close()
+			err = errors.Join(err, closeErr)
+		}
+	}()
+	for _, a := range on {
+		for _, p := range slices.Concat(m.opts.Listeners.TCP, listeners.KubeletTCP, []uint16{0}) {
+			if err := c.tcp(netip.AddrPortFrom(a, p)); err != nil {
+				return nil, err
+			}
+		}
+		for _, p := range slices.Concat(m.opts.Listeners.UDP, []uint16{0}) {
+			if err := c.udp(netip.AddrPortFrom(a, p)); err != nil {
+				return nil, err
+			}
+		}
+	}
+	if err := c.try(); err != nil {
+		return nil, err
+	}
+	// Nobody but the cloud can listen there.
+	for _, a := range []string{"169.254.169.254:80", "[fd00:ec2::254]:80"} {
+		c.targets = append(c.targets, Target{Network: "tcp", Address: netip.MustParseAddrPort(a), Token: c.token})
+	}
+	return c, nil
+}
+
+// Targets are what the sandbox has to try.
+func (c *Canaries) Targets() []Target { return c.targets }
+
+// Close closes the canaries and says which ones the sandbox has reached.
+func (c *Canaries) Close() ([]string, error) {
+	close(c.closed)
+	var errs []error
+	for _, f := range c.closers {
+		errs = append(errs, f())
+	}
+	c.hearing.Wait()
+	return c.reached, errors.Join(errs...)
+}
+
+// nodesAddresses are addresses of the node, at most mostAddresses of each family that the sandbox has; those on its own
+// network, which are its gateway's, come first.
+func nodesAddresses(rec *Record) ([]netip.Addr, error) {
+	list, err := netlink.AddrList(nil, netlink.FAMILY_ALL)
+	if err != nil {
+		return nil, fmt.Errorf("listing the node's addresses: %w", err)
+	}
+	var near, far []netip.Addr
+	for _, l := range list {
+		a, ok := netip.AddrFromSlice(l.IP)
+		if a = a.Unmap(); !ok || a.IsLoopback() || a.IsLinkLocalUnicast() {
+			continue
+		}
+		bits, _ := l.Mask.Size()
+		here := netip.PrefixFrom(a, bits)
+		if slices.ContainsFunc(rec.Addresses, here.Contains) {
+			near = append(near, a)
+		} else {
+			far = append(far, a)
+		}
+	}
+	var out []netip.Addr
+	for _, four := range []bool{true, false} {
+		n := 0
+		for _, a := range slices.Concat(near, far) {
+			if a.Is4() == four && n < mostAddresses && slices.ContainsFunc(rec.Addresses, func(b netip.Addr) bool { return b.Is4() == four }) {
+				out, n = append(out, a), n+1
+			}
+		}
+	}
+	return out, nil
+}
+
+// tcp opens a canary, or takes what listens there for one.
+func (c *Canaries) tcp(at netip.AddrPort) error {
+	l, err := net.Listen("tcp", at.String())
+	if errors.Is(err, unix.EADDRINUSE) {
+		// Somebody listens there, or on another address with this port.
+		if conn, err := net.DialTimeout("tcp", at.String(), trustedWait); err == nil {
+			c.targets = append(c.targets, Target{"tcp", at, c.token})
+			return conn.Close()
+		}
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("opening a canary at %s: %w", at, err)
+	}
+	c.closers = append(c.closers, l.Close)
+	t := c.add("tcp", l.Addr().(*net.TCPAddr).AddrPort())
+	c.hearing.Go(func() {
+		for {
+			conn, err := l.Accept()
+			if err != nil {
+				return
+			}
+			c.hearing.Go(func() { c.listen(t, conn) })
+		}
+	})
+	return nil
+}
+
+// add makes a target of a canary of this process's own.
+func (c *Canaries) add(network string, at netip.AddrPort) Target {
+	t := Target{network, at, c.token}
+	c.targets, c.own = append(c.targets, t), append(c.own, t)
+	return t
+}
+
+func (c *Canaries) listen(t Target, conn net.Conn) {
+	defer conn.Close()
+	if from, err := netip.ParseAddrPort(conn.RemoteAddr().String()); err == nil && slices.Contains(c.sandbox, from.Addr().Unmap()) {
+		c.hear(t, c.token) // it is connected, whatever it says
+		return
+	}
+	_ = conn.SetDeadline(time.Now().Add(trustedWait))
+	line, _ := bufio.NewReaderSize(conn, 128).ReadString('\n') // what came before an error counts as well
+	c.hear(t, line)
+}
+
+func (c *Canaries) udp(at netip.AddrPort) error {
+	conn, err := net.ListenPacket("udp", at.String())
+	if errors.Is(err, unix.EADDRINUSE) {
+		return nil // what listens there answers nobody whom it doesn't know
+	}
+	if err != nil {
+		return fmt.Errorf("opening a canary at %s: %w", at, err)
+	}
+	c.closers = append(c.closers, conn.Close)
+	t := c.add("udp", conn.LocalAddr().(*net.UDPAddr).AddrPort())
+	c.hearing.Go(func() {
+		b := make([]byte, 128)
+		for {
+			n, _, err := conn.ReadFrom(b)
+			if err != nil {
+				return
+			}
+			c.hear(t, string(b[:n]))
+		}
+	})
+	return nil
+}
+
+// hear notes who was heard. What a stranger says, who may be anybody on the node's network, is nothing.
+func (c *Canaries) hear(t Target, line string) {
+	switch strings.TrimSpace(line) {
+	case c.token:
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		c.reached = append(c.reached, t.Network+" "+t.Address.String())
+	case c.trustedToken():
+		select {
+		case c.trusted <- struct{}{}:
+		case <-c.closed:
+		}
+	}
+}
+
+func (c *Canaries) trustedToken() string { return "trusted-" + c.token }
+
+// try reaches each of its own canaries from here: one that doesn't hear this process would prove nothing.
+func (c *Canaries) try() error {
+	for _, t := range c.own {
+		conn, err := net.DialTimeout(t.Network, t.Address.String(), trustedWait)
+		if err != nil {
+			return fmt.Errorf("trying the canary %s %s: %w", t.Network, t.Address, err)
+		}
+		_, err = conn.Write([]byte(c.trustedToken() + "\n"))
+		if err = errors.Join(err, conn.Close()); err != nil {
+			return fmt.Errorf("trying the canary %s %s: %w", t.Network, t.Address, err)
+		}
+	}
+	timeout := time.After(trustedWait)
+	for i := range c.own {
+		select {
+		case <-c.trusted:
+		case <-timeout:
+			return fmt.Errorf("only %d of %d canaries on the node hear the agent itself: a firewall keeps the node from its own addresses", i, len(c.own))
+		}
+	}
+	return nil
+}
