@@ -51,6 +51,8 @@ func run(args []string) error {
 	opts := receiptd.Options{Receipts: "/.sandbox/receipts", Socket: socket, Pid1: "/.sandbox/bin/pid1", Version: version}
 	flags := flag.NewFlagSet("receiptd", flag.ContinueOnError)
 	flags.IntVar(&opts.Handed, "handover", 0, "take `N` descriptors of cgroups over a socket before anything else")
+	own := flags.Bool("own-cgroups", false, "make the commands' cgroups, which a guest's kernel has for itself")
+	flags.Int64Var(&opts.OwnPids, "pids", 0, "allow `N` processes in each of them; 0: any number")
 	log := flags.Bool("log", false, "write the log into the control folder")
 	if err := flags.Parse(args); err != nil {
 		return err
@@ -60,6 +62,9 @@ func run(args []string) error {
 	}
 	if opts.Handed > 0 {
 		opts.Handover = control + "/handover.sock"
+	}
+	if *own {
+		opts.OwnCgroups = "/.sandbox/cgroup"
 	}
 	if *log {
 		opts.Log = control + "/receiptd.log"

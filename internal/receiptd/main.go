@@ -54,6 +54,11 @@ func Main(opts Options) error {
 		}
 		s.descriptor = handed(files)
 	}
+	if opts.OwnCgroups != "" {
+		if s.own, err = ownSlots(opts.OwnCgroups, opts.OwnPids); err != nil {
+			return err
+		}
+	}
 	l, err := listen(opts.Socket)
 	if err != nil {
 		return err

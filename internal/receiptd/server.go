@@ -30,6 +30,10 @@ type Options struct {
 	// else; otherwise they are inherited.
 	Handover string
 	Handed   int
+	// OwnCgroups, when not empty, is a folder to be made for cgroups of the commands' that receiptd makes itself, with at most
+	// OwnPids processes in each.
+	OwnCgroups string
+	OwnPids    int64
 }
 
 // Server is one receiptd. It serves one connection after another; the newest Init wins.
@@ -43,6 +47,8 @@ type Server struct {
 	pid1   *os.File
 	// descriptor gives the cgroups' descriptors.
 	descriptor descriptors
+	// own are the commands' cgroups where receiptd makes them.
+	own []*nsexec.Slot
 
 	starting sync.Mutex
 
@@ -235,6 +241,7 @@ func (s *Server) begin(req *receiptdv1.InitRequest) error {
 	if err != nil {
 		return status.Error(codes.InvalidArgument, err.Error())
 	}
+	slots = append(slots, s.own...)
 	store, err := receipt.OpenStore(s.opts.Receipts, limits.GetOutputBytes())
 	if err != nil {
 		return status.Error(codes.Internal, err.Error())

@@ -238,6 +238,7 @@ func (p *Prepared) reap() (unix.WaitStatus, unix.Rusage) {
 	}
 	known.remove(p.pid)
 	p.pid = 0
+	p.slot.awaitEmpty()
 	return status, usage
 }
 

@@ -67,8 +67,9 @@ type Result struct {
 	MaxRSS, PeakMemory int64
 	OOM                bool
 	Cgroup             string
-	SecondLine         bool // pid1 did not keep the time; receiptd ended it
-	Cancelled          bool // pid1 was asked to end the command before its end was seen
+	Method             string // ByWait or ByWaitAndCgroup
+	SecondLine         bool   // pid1 did not keep the time; receiptd ended it
+	Cancelled          bool   // pid1 was asked to end the command before its end was seen
 }
 
 // Start hands the command over. An error wraps ErrNotStarted: the Prepared is gone and the command never ran. Without one it
@@ -134,7 +135,7 @@ func (r *Running) Wait() Result {
 	res.Pid1 = describe(status)
 	res.DrainError = r.drain()
 	res.NotStarted, res.Untouched = r.launcherFailure()
-	res.Cgroup = r.p.slot.Empty()
+	res.Cgroup, res.Method = r.p.slot.Empty(), r.p.slot.method()
 	if r.hasPeak {
 		res.PeakMemory = r.p.slot.peak()
 	}

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"os"
 	"strconv"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -20,6 +21,41 @@ type Slot struct {
 	OOM *os.File
 	// Peak is memory.max_usage_in_bytes (v1) or memory.peak (v2).
 	Peak *os.File
+	// Boundary says that the kernel's wait for a PID namespace's init does not include the rest of the namespace, as Linux's
+	// does: it has been told to end, and has ended when this cgroup, which nothing in it can leave, is empty (gVisor:
+	// exitChildrenLocked in pkg/sentry/kernel/task_exit.go).
+	Boundary bool
+}
+
+// How a boundary is established.
+const (
+	// ByWait: by the wait for pid1 alone.
+	ByWait = "wait4"
+	// ByWaitAndCgroup: by that and by the emptiness of the command's cgroup.
+	ByWaitAndCgroup = "wait4+cgroup"
+)
+
+func (s *Slot) method() string {
+	if s != nil && s.Boundary {
+		return ByWaitAndCgroup
+	}
+	return ByWait
+}
+
+// How often a cgroup that is a boundary is looked at: its processes are dying, which takes them about a millisecond.
+const (
+	firstLook = 100 * time.Microsecond
+	lastLook  = 10 * time.Millisecond
+)
+
+// awaitEmpty waits for what pid1's end has ended. As the wait for pid1 it has no bound: without a boundary there is no answer.
+func (s *Slot) awaitEmpty() {
+	if s == nil || !s.Boundary {
+		return
+	}
+	for pause := firstLook; s.Empty() != "empty"; pause = min(2*pause, lastLook) {
+		time.Sleep(pause)
+	}
 }
 
 // Empty says "empty", "populated", or "none" where that can't be read.

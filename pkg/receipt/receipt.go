@@ -43,7 +43,8 @@ type Boundary struct {
 	// PIDNamespace is the inode of the command's PID namespace (readlink /proc/PID/ns/pid).
 	PIDNamespace uint64 `json:"pidNamespace"`
 	// Method is "wait4": the wait of pid1's own parent, which the kernel answers only once the namespace is empty
-	// (zap_pid_ns_processes).
+	// (zap_pid_ns_processes); or "wait4+cgroup", where the guest's kernel answers earlier (gVisor): then also the command's
+	// cgroup, which nothing in the namespace can leave, was seen to be empty.
 	Method string `json:"method"`
 	// Pid1 is what that wait said of pid1: "exited 0", "killed by signal 9".
 	Pid1 string `json:"pid1"`

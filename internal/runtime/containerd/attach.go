@@ -10,6 +10,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"time"
 
@@ -220,6 +221,13 @@ func (p *pipes) Close() {
 			f.Close()
 		}
 	}
+}
+
+// said is the beginning of what a process has written to its standard error, without waiting for more of it.
+func (p *pipes) said() string {
+	_ = p.err.SetReadDeadline(time.Now().Add(time.Millisecond))
+	b, _ := io.ReadAll(io.LimitReader(p.err, 1024))
+	return strings.TrimSpace(string(b))
 }
 
 // attachConn is a connection over the standard streams of an attach process.

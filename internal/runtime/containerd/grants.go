@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"path/filepath"
 	"strconv"
 	"time"
@@ -60,8 +59,5 @@ func (s *Sandbox) giveGrants(ctx context.Context, spec runtime.Spec) (err error)
 	if res.GetExitStatus() == 0 {
 		return nil
 	}
-	p.release()
-	_ = p.err.SetReadDeadline(time.Now().Add(time.Second))
-	said, _ := io.ReadAll(io.LimitReader(p.err, 1024))
-	return fmt.Errorf("giving the grants: the process in the container ended with %d: %s", res.GetExitStatus(), said)
+	return fmt.Errorf("giving the grants: the process in the container ended with %d: %s", res.GetExitStatus(), p.said())
 }

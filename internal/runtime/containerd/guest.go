@@ -59,7 +59,7 @@ func (r *Runtime) runGuest(ctx context.Context, st *hostkernel.Start) (*Sandbox,
 	if err := r.launchGuest(ctx, sb, st, ready); err != nil {
 		_ = sb.Init.Kill()
 		sb.Close()
-		return nil, fmt.Errorf("%w; receiptd's log ends: %s", err, hostkernel.Tail(receiptdLog(st.Spec.Dir)))
+		return nil, fmt.Errorf("%w; receiptd said %q, and its log ends: %s", err, ready.said(), hostkernel.Tail(receiptdLog(st.Spec.Dir)))
 	}
 	return sb, nil
 }
@@ -105,9 +105,7 @@ func (r *Runtime) prepareGuest(ctx context.Context, st *hostkernel.Start) (*spec
 	if err := hostkernel.CheckTraversable(root); err != nil {
 		return nil, err
 	}
-	if len(skeleton.Shadowed) > 0 {
-		r.log.Warn("the workspace covers folders of the root file system", "sandbox", spec.SandboxID, "folders", skeleton.Shadowed)
-	}
+	skeleton.Warn(r.log, spec.SandboxID)
 	if err := makeReceiptdsOwn(*spec); err != nil {
 		return nil, err
 	}

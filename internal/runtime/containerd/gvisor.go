@@ -22,16 +22,43 @@ var gvisorGuest = guest{
 	// In gVisor the files of a process in a new user namespace belong to that one's root as soon as there is one, also when
 	// the process shares the memory of an undumpable parent: without this receiptd can't write a pid1's gid map.
 	capabilities: []string{"CAP_DAC_OVERRIDE"},
-	change:       dropInodeLimits,
+	change:       completeForGVisor,
 }
 
+func completeForGVisor(_ *Runtime, oci *specs.Spec, in input) error {
+	dropInodeLimits(oci)
+	limitGVisor(oci, in.spec.Resources)
+	return nil
+}
+
+// gvisorsOwn is what runsc's own processes take of a sandbox's memory, at most, beside its commands: its kernel and its gofer,
+// receiptd and two pid1s.
+const gvisorsOwn = 256 << 20
+
+// limitGVisor holds the whole sandbox to a command's limits, and what runsc takes itself: on the node no cgroup has a command
+// alone. The number of processes is receiptd's to limit, inside: on the node there are threads of runsc's, which it can't
+// do without.
+func limitGVisor(oci *specs.Spec, r runtime.Resources) {
+	oci.Process.Args = append(oci.Process.Args, "--own-cgroups", fmt.Sprintf("--pids=%d", r.Pids))
+	if r.MemoryBytes > 0 {
+		limit := r.MemoryBytes + gvisorsOwn
+		oci.Linux.Resources.Memory = &specs.LinuxMemory{Limit: &limit, Swap: &limit}
+	}
+	if r.CPUs > 0 {
+		period, quota := uint64(cpuPeriod), max(int64(r.CPUs*cpuPeriod), 1000) // the kernel's least: 1 ms
+		oci.Linux.Resources.CPU = &specs.LinuxCPU{Period: &period, Quota: &quota}
+	}
+}
+
+// cpuPeriod is the period of CPU quotas, microseconds (the kernel's default).
+const cpuPeriod = 100000
+
 // dropInodeLimits takes an option away that gVisor's tmpfs doesn't know and refuses.
-func dropInodeLimits(_ *Runtime, oci *specs.Spec, _ input) error {
+func dropInodeLimits(oci *specs.Spec) {
 	for i := range oci.Mounts {
 		m := &oci.Mounts[i]
 		m.Options = slices.DeleteFunc(m.Options, func(o string) bool { return strings.HasPrefix(o, "nr_inodes=") })
 	}
-	return nil
 }
 
 // gvisorConcedes is what can't hold under gVisor: what a sandbox's proof shows there, and what commands have shown.

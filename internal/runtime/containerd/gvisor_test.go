@@ -40,3 +40,17 @@ func TestP15UnderGVisorGrantsAreTheCommandsToReadAndInMemory(t *testing.T) {
 	require.Equal(t, "the secret\n1000 500\n1000 500\n1000 400\n1000 400\n1\nbash: line 1: g/sub/f: Read-only file system", out)
 	h.stop(s)
 }
+
+func TestP16UnderGVisorACommandsProcessesAreItsOwn(t *testing.T) {
+	h := newHostOf(t, GVisor, Attach)
+	spec := h.spec(0)
+	spec.Resources.Pids = 20
+	s := h.create(spec)
+	a := h.attach(s, spec, 1)
+	out, p := a.run("for i in $(seq 100); do sleep 60 & done 2>&1 | grep -c -m1 'Resource temporarily unavailable'")
+	require.Equal(t, "1", out)
+	require.Equal(t, "empty", p.Boundary.Cgroup)
+	out, _ = a.run("echo alive; ls -A /.sandbox")
+	require.Equal(t, "alive\nls: cannot open directory '/.sandbox': Permission denied", out)
+	h.stop(s)
+}
