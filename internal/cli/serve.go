@@ -24,6 +24,7 @@ import (
 	"github.com/sandbox-agent/sandbox-agent/internal/runtime"
 	"github.com/sandbox-agent/sandbox-agent/internal/runtime/containerd"
 	"github.com/sandbox-agent/sandbox-agent/internal/runtime/embedded"
+	"github.com/sandbox-agent/sandbox-agent/pkg/kata"
 	"github.com/sandbox-agent/sandbox-agent/pkg/listeners"
 )
 
@@ -185,7 +186,7 @@ func withoutSlash(path string) string {
 // refuses to start without one of runtime.allowed.
 func newRuntimes(cfg *config.Config, log *slog.Logger) (map[string]runtime.Runtime, error) {
 	all := map[string]runtime.Runtime{}
-	for _, name := range []string{embedded.Name, containerd.Runc, containerd.GVisor} {
+	for _, name := range []string{embedded.Name, containerd.Runc, containerd.GVisor, containerd.Kata} {
 		dir, err := makeRuntimeDir(cfg.StateDir, name)
 		if err != nil {
 			return nil, err
@@ -208,7 +209,7 @@ func newRuntime(name, dir string, cfg *config.Config, log *slog.Logger) (runtime
 	}
 	return containerd.New(containerd.Options{
 		Name: name, Handler: of.Handler, Binary: of.Binary, Address: c.Address, Namespace: c.Namespace, Snapshotter: c.Snapshotter,
-		StateDir: dir, Log: log,
+		StateDir: dir, Log: log, Kata: containerd.KataOptions{Places: kata.Places{Config: c.Runtimes.Kata.Config}},
 	})
 }
 

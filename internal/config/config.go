@@ -77,7 +77,7 @@ type Containerd struct {
 type ContainerdRuntimes struct {
 	Runc   ContainerdRuntime `json:"runc"`
 	Gvisor ContainerdRuntime `json:"gvisor"`
-	Kata   ContainerdRuntime `json:"kata"`
+	Kata   ContainerdKata    `json:"kata"`
 }
 
 // ContainerdRuntime is one runtime of containerd.
@@ -86,6 +86,13 @@ type ContainerdRuntime struct {
 	Handler string `json:"handler"`
 	// Binary is the program that the shim starts; empty: what the shim finds in containerd's PATH.
 	Binary string `json:"binary"`
+}
+
+// ContainerdKata is Kata. Which programs its shim starts is in Kata's own configuration.
+type ContainerdKata struct {
+	Handler string `json:"handler"`
+	// Config is the absolute path of Kata's configuration; empty: the first where Kata looks itself.
+	Config string `json:"config"`
 }
 
 // Workspace says which worktrees are accepted and how Git is set up in them.
@@ -256,7 +263,7 @@ func Default(nodeMemory int64) Config {
 			Runtimes: ContainerdRuntimes{
 				Runc:   ContainerdRuntime{Handler: "io.containerd.runc.v2"},
 				Gvisor: ContainerdRuntime{Handler: "io.containerd.runsc.v1"},
-				Kata:   ContainerdRuntime{Handler: "io.containerd.kata.v2"},
+				Kata:   ContainerdKata{Handler: "io.containerd.kata.v2"},
 			},
 		},
 		Rootfs: "host",

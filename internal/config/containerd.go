@@ -36,7 +36,7 @@ func (r ContainerdRuntimes) Named(name string) (ContainerdRuntime, bool) {
 	case GvisorRuntime:
 		return r.Gvisor, true
 	case KataRuntime:
-		return r.Kata, true
+		return ContainerdRuntime{Handler: r.Kata.Handler}, true
 	}
 	return ContainerdRuntime{}, false
 }
@@ -60,6 +60,9 @@ func (c *Config) checkContainerd() error {
 		if r.Binary != "" && (!absClean(r.Binary) || r.Binary == "/") {
 			return bad(key+".binary", r.Binary, "empty, or an absolute path without \"..\", doubled or closing slashes")
 		}
+	}
+	if k := d.Runtimes.Kata.Config; k != "" && (!absClean(k) || k == "/") {
+		return bad("containerd.runtimes.kata.config", k, "empty, or an absolute path without \"..\", doubled or closing slashes")
 	}
 	return nil
 }

@@ -13,7 +13,7 @@ func TestAFileChangesOneKeyOfContainerdsRuntimesAndKeepsTheOthers(t *testing.T) 
 	c := Default(16 * gib)
 	require.NoError(t, Parse([]byte(`
 runtime: {default: runc, allowed: [embedded, runc, gvisor, kata]}
-containerd: {snapshotter: native, runtimes: {kata: {handler: io.containerd.kata-qemu.v2}, runc: {binary: /opt/runc}}}
+containerd: {snapshotter: native, runtimes: {kata: {handler: io.containerd.kata-qemu.v2, config: /etc/kata.toml}, runc: {binary: /opt/runc}}}
 `), &c))
 	require.NoError(t, c.Validate())
 	require.Equal(t, Containerd{
@@ -21,7 +21,7 @@ containerd: {snapshotter: native, runtimes: {kata: {handler: io.containerd.kata-
 		Runtimes: ContainerdRuntimes{
 			Runc:   ContainerdRuntime{Handler: "io.containerd.runc.v2", Binary: "/opt/runc"},
 			Gvisor: ContainerdRuntime{Handler: "io.containerd.runsc.v1"},
-			Kata:   ContainerdRuntime{Handler: "io.containerd.kata-qemu.v2"},
+			Kata:   ContainerdKata{Handler: "io.containerd.kata-qemu.v2", Config: "/etc/kata.toml"},
 		},
 	}, c.Containerd)
 	for name, handler := range map[string]string{"runc": "io.containerd.runc.v2", "gvisor": "io.containerd.runsc.v1", "kata": "io.containerd.kata-qemu.v2"} {
@@ -40,7 +40,8 @@ func TestAHandlerIsOfTheFamilyThatItsRuntimePromises(t *testing.T) {
 		"runtimes: {runc: {handler: io.containerd.kata.v2}}":    "containerd.runtimes.runc.handler",
 		"runtimes: {runc: {handler: ''}}":                       "containerd.runtimes.runc.handler",
 		"runtimes: {runc: {handler: io.containerd.runc./x.v2}}": "containerd.runtimes.runc.handler",
-		"runtimes: {kata: {binary: kata}}":                      "containerd.runtimes.kata.binary",
+		"runtimes: {kata: {binary: /opt/kata}}":                 "containerd.runtimes.kata.binary is no key",
+		"runtimes: {kata: {config: kata.toml}}":                 "containerd.runtimes.kata.config",
 		"runtimes: {runc: {binary: /}}":                         "containerd.runtimes.runc.binary",
 		"runtimes: {crun: {handler: io.containerd.runc.v2}}":    "containerd.runtimes.crun is no key",
 		"namespace: ../x":       "containerd.namespace",

@@ -144,6 +144,8 @@ type process struct {
 var (
 	mu        sync.Mutex
 	processes = map[string]*process{}
+	// output is where the container's goes; it is given before the start.
+	output io.Writer
 )
 
 func serve() error {
@@ -172,6 +174,8 @@ func answer(conn *vsock.Conn) {
 	switch r.Op {
 	case wire.OpStart:
 		err = start(r)
+	case wire.OpOutput:
+		err = keepOutput(conn)
 	case wire.OpExec:
 		err = execute(r, conn)
 	case wire.OpWait:
@@ -184,7 +188,7 @@ func answer(conn *vsock.Conn) {
 	if err != nil {
 		a.Error = err.Error()
 	}
-	if err != nil || r.Op != wire.OpExec {
+	if err != nil || r.Op != wire.OpExec && r.Op != wire.OpOutput {
 		_ = wire.Send(conn, a)
 	}
 }
@@ -219,9 +223,24 @@ func run(r wire.Request, stdin io.Reader, stdout io.Writer, args ...string) erro
 	return nil
 }
 
+// keepOutput has the connection for the container's output until the container has ended.
+func keepOutput(conn *vsock.Conn) error {
+	if err := wire.Send(conn, wire.Answer{}); err != nil {
+		return err
+	}
+	announce(wire.Request{})
+	mu.Lock()
+	output = conn
+	mu.Unlock()
+	_, err := wait(wire.Request{})
+	return err
+}
+
 func start(r wire.Request) error {
-	announce(r)
-	if err := run(r, nil, os.Stdout, "run", "--bundle", wire.Shared, "--pid-file", pidFile(r), r.ID); err != nil {
+	mu.Lock()
+	stdout := output
+	mu.Unlock()
+	if err := run(r, nil, stdout, "run", "--bundle", wire.Shared, "--pid-file", pidFile(r), r.ID); err != nil {
 		return err
 	}
 	return started(r)

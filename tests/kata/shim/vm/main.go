@@ -132,7 +132,7 @@ func (s *service) Create(ctx context.Context, r *taskAPI.CreateTaskRequest) (*ta
 		s.end()
 		return nil, errgrpc.ToGRPC(err)
 	}
-	s.processes[""] = &process{ended: make(chan struct{})}
+	s.processes[""] = &process{stdout: r.Stdout, ended: make(chan struct{})}
 	return &taskAPI.CreateTaskResponse{Pid: uint32(os.Getpid())}, nil
 }
 
@@ -390,6 +390,9 @@ func (s *service) Start(_ context.Context, r *taskAPI.StartRequest) (*taskAPI.St
 		return nil, err
 	}
 	if r.ExecID == "" {
+		if err := s.takeOutput(p); err != nil {
+			return nil, errgrpc.ToGRPC(err)
+		}
 		conn, _, err := s.ask(wire.Request{Op: wire.OpStart})
 		if err != nil {
 			return nil, errgrpc.ToGRPC(fmt.Errorf("starting the container: %w: %s", err, tails(s.dir()+"/console")))
@@ -401,6 +404,24 @@ func (s *service) Start(_ context.Context, r *taskAPI.StartRequest) (*taskAPI.St
 	p.started.Store(true)
 	go s.await(r.ExecID, p)
 	return &taskAPI.StartResponse{Pid: uint32(os.Getpid())}, nil
+}
+
+// takeOutput carries the container's output to where containerd wants it.
+func (s *service) takeOutput(p *process) error {
+	conn, _, err := s.ask(wire.Request{Op: wire.OpOutput})
+	if err != nil {
+		return err
+	}
+	stdout, err := open(p.stdout, os.O_WRONLY)
+	if err != nil {
+		return err
+	}
+	go func() {
+		_, _ = io.Copy(stdout, conn)
+		stdout.Close()
+		conn.Close()
+	}()
+	return nil
 }
 
 func (s *service) startExec(id string, p *process) error {

@@ -19,10 +19,11 @@ const Shared = "/run/shared"
 
 // The operations.
 const (
-	OpStart = "start" // runs the container
-	OpExec  = "exec"  // runs a process in it; the connection is its standard input and output
-	OpWait  = "wait"  // is answered when the container, or the process Exec, has ended
-	OpKill  = "kill"
+	OpOutput = "output" // the connection is the container's output, before it is started
+	OpStart  = "start"  // runs the container
+	OpExec   = "exec"   // runs a process in it; the connection is its standard input and output
+	OpWait   = "wait"   // is answered when the container, or the process Exec, has ended
+	OpKill   = "kill"
 )
 
 // Request is one operation. Exec names a process; empty: the container itself.
