@@ -1,0 +1,291 @@
+package vm
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/containerd/containerd/v2/client"
+	"github.com/containerd/containerd/v2/pkg/cio"
+	"github.com/containerd/containerd/v2/pkg/namespaces"
+	"github.com/opencontainers/runtime-spec/specs-go"
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+
+	sandboxv1 "github.com/sandbox-agent/sandbox-agent/api/sandbox/v1"
+	"github.com/sandbox-agent/sandbox-agent/internal/testkit"
+	testcontainerd "github.com/sandbox-agent/sandbox-agent/internal/testkit/containerd"
+	"github.com/sandbox-agent/sandbox-agent/internal/testkit/node"
+	"github.com/sandbox-agent/sandbox-agent/pkg/kata"
+	"github.com/sandbox-agent/sandbox-agent/pkg/receipt/verify"
+)
+
+// owner owns the repository and the worktree on disk.
+const owner = 4321
+
+func TestMain(m *testing.M) { os.Exit(node.Main(m)) }
+
+// machine is a session in a virtual machine.
+type machine struct {
+	*node.Agent
+	d            *testcontainerd.Daemon
+	kata         kata.Report
+	id, worktree string
+	count        int
+}
+
+// start starts an agent with Kata as its only runtime, in a containerd of its own, and makes a session. Without KVM and Kata the
+// test is skipped, also where tests must run: no machine without them can run it but by tests/kata/nested.
+func start(t *testing.T) *machine {
+	t.Helper()
+	m := &machine{kata: kata.Check(t.Context(), kata.Places{})}
+	if err := m.kata.Err(); err != nil {
+		t.Skipf("this test needs a node with KVM and Kata (make test-kata-vm emulates one): %v", err)
+	}
+	t.Setenv("PATH", filepath.Dir(m.kata.Shim.Path)+":"+os.Getenv("PATH")) // where containerd looks for it
+	m.d = testcontainerd.Start(t, "runc")
+	m.Agent = node.Start(t, node.Options{Config: fmt.Sprintf("runtime: {default: kata, allowed: [kata]}\ncontainerd: {address: %s}\n", m.d.Address)})
+	repo := testkit.Repo(t, owner)
+	m.worktree = testkit.Worktree(t, owner, repo, "topic")
+	res, err := m.Client.Sessions.CreateSession(t.Context(), &sandboxv1.CreateSessionRequest{Workspace: &sandboxv1.Workspace{Repository: repo, Worktree: m.worktree}})
+	require.NoError(t, err, "%s\n%s", m.LogText(), m.d.Log())
+	m.id = res.GetSession().GetSessionId()
+	require.Equal(t, sandboxv1.Session_READY, res.GetSession().GetState(), res.GetSession().GetReason())
+	return m
+}
+
+func (m *machine) session() *sandboxv1.Session {
+	m.T.Helper()
+	res, err := m.Client.Sessions.GetSession(context.Background(), &sandboxv1.GetSessionRequest{SessionId: m.id})
+	require.NoError(m.T, err)
+	return res.GetSession()
+}
+
+func (m *machine) request(command string) *sandboxv1.ExecRequest {
+	m.count++
+	return &sandboxv1.ExecRequest{SessionId: m.id, ExecId: fmt.Sprintf("exec-%d", m.count), Command: command, Text: true}
+}
+
+// exec runs a command to its verified receipt.
+func (m *machine) exec(command string) *sandboxv1.ExecResult {
+	m.T.Helper()
+	res, err := m.Client.Execs.Exec(context.Background(), m.request(command))
+	require.NoError(m.T, err, m.LogText())
+	r := res.GetResult()
+	require.Equal(m.T, sandboxv1.ExecResult_EXITED, r.GetStatus(), "%s: %s", command, r.GetReason())
+	key, err := verify.LoadKey(filepath.Join(m.State, "keys", r.GetSandboxId()+".pub"))
+	require.NoError(m.T, err)
+	p, err := verify.File(filepath.Join(m.State, "receipts", r.GetSandboxId(), r.GetExecId()+".json"), key)
+	require.NoError(m.T, err)
+	require.Equal(m.T, r.GetExecId(), p.ExecID)
+	require.Equal(m.T, "wait4", p.Boundary.Method)
+	require.True(m.T, p.SealsIntact)
+	return r
+}
+
+func (m *machine) output(command string) string {
+	m.T.Helper()
+	r := m.exec(command)
+	require.Zero(m.T, r.GetExitCode(), "%s\n%s%s", command, r.GetStdoutText(), r.GetStderrText())
+	return strings.TrimSpace(r.GetStdoutText())
+}
+
+// begin starts a command that says in the worktree that it runs, and waits for that.
+func (m *machine) begin() (*sandboxv1.ExecRequest, <-chan *sandboxv1.ExecResult) {
+	m.T.Helper()
+	r, answer := m.request(""), make(chan *sandboxv1.ExecResult, 1)
+	r.Command = "echo > running-" + r.ExecId + "; exec sleep 100000"
+	go func() {
+		defer close(answer)
+		if res, err := m.Client.Execs.Exec(context.Background(), r); err == nil {
+			answer <- res.GetResult()
+		}
+	}()
+	m.Until("the command runs", func() bool {
+		_, err := os.Stat(filepath.Join(m.worktree, "running-"+r.ExecId))
+		return err == nil
+	})
+	return r, answer
+}
+
+// asRoot runs a program in the sandbox as its root with all capabilities, beside receiptd: nothing of pid1 bounds it.
+func (m *machine) asRoot(script string) (string, uint32) {
+	m.T.Helper()
+	ctx := namespaces.WithNamespace(context.Background(), "sandbox-agent")
+	c := m.d.Client()
+	defer c.Close()
+	container, err := c.LoadContainer(ctx, m.session().GetSandbox().GetId())
+	require.NoError(m.T, err)
+	task, err := container.Task(ctx, nil)
+	require.NoError(m.T, err)
+	all := []string{"CAP_SYS_ADMIN", "CAP_DAC_OVERRIDE", "CAP_CHOWN", "CAP_FOWNER", "CAP_SETUID", "CAP_SETGID"}
+	m.count++
+	var out bytes.Buffer
+	p, err := task.Exec(ctx, fmt.Sprintf("root-%d", m.count), &specs.Process{
+		Args: []string{"/bin/sh", "-c", "exec 2>&1\n" + script}, Cwd: "/", Env: []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin"},
+		Capabilities: &specs.LinuxCapabilities{Bounding: all, Effective: all, Permitted: all},
+	}, cio.NewCreator(cio.WithStreams(nil, &out, nil)))
+	require.NoError(m.T, err)
+	exits, err := p.Wait(ctx)
+	require.NoError(m.T, err)
+	require.NoError(m.T, p.Start(ctx))
+	exit := <-exits
+	require.NoError(m.T, exit.Error())
+	_, err = p.Delete(ctx, client.WithProcessKill)
+	require.NoError(m.T, err)
+	return strings.TrimSpace(out.String()), exit.ExitCode()
+}
+
+// vmm opens the VMM's process.
+func (m *machine) vmm() *os.File {
+	m.T.Helper()
+	id := m.session().GetSandbox().GetId()
+	s, err := kata.NewShim(id)
+	require.NoError(m.T, err)
+	pid, err := s.Pid(m.T.Context())
+	require.NoError(m.T, err)
+	found, err := kata.FindVM(kata.Lookup{SandboxID: id, ShimPid: pid, Config: m.kata.Config})
+	require.NoError(m.T, err)
+	i := slices.IndexFunc(found.Processes, func(p kata.Process) bool { return p.Role == kata.RoleVMM })
+	fd, err := unix.PidfdOpen(found.Processes[i].Pid, 0)
+	require.NoError(m.T, err)
+	f := os.NewFile(uintptr(fd), "the VMM")
+	m.T.Cleanup(func() { f.Close() })
+	return f
+}
+
+func (m *machine) signal(vmm *os.File, sig unix.Signal) {
+	m.T.Helper()
+	require.NoError(m.T, unix.PidfdSendSignal(int(vmm.Fd()), sig, nil, 0))
+}
+
+func read(t *testing.T, path string) string {
+	t.Helper()
+	b, err := os.ReadFile(path)
+	require.NoError(t, err)
+	return strings.TrimSpace(string(b))
+}
+
+// dial is a program that connects a stream socket of AF_VSOCK and says what came of it.
+func dial(cid, port uint32) string {
+	return fmt.Sprintf(`perl -e 'socket(S, 40, 1, 0) or print("no socket: $!\n"), exit 3;
+connect(S, pack("SSLLx4", 40, 0, %d, %d)) or print("no connection: $!\n"), exit 4; print "connected\n"'`, port, cid)
+}
+
+// listenVsock listens on the node, and answers with the port.
+func listenVsock(t *testing.T) uint32 {
+	t.Helper()
+	fd, err := unix.Socket(unix.AF_VSOCK, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	require.NoError(t, err)
+	t.Cleanup(func() { unix.Close(fd) })
+	require.NoError(t, unix.Bind(fd, &unix.SockaddrVM{CID: unix.VMADDR_CID_ANY, Port: unix.VMADDR_PORT_ANY}))
+	require.NoError(t, unix.Listen(fd, 16))
+	sa, err := unix.Getsockname(fd)
+	require.NoError(t, err)
+	return sa.(*unix.SockaddrVM).Port
+}
+
+func sources(ev *sandboxv1.Evidence) []string {
+	var out []string
+	for _, i := range ev.GetItems() {
+		out = append(out, i.GetSource())
+	}
+	return out
+}
+
+func TestSandboxesInVirtualMachines(t *testing.T) {
+	m := start(t)
+	within := func(name string, f func(t *testing.T)) {
+		t.Run(name, func(t *testing.T) {
+			outer := m.T
+			m.T = t
+			defer func() { m.T = outer }()
+			f(t)
+		})
+	}
+	within("P2: commands run under another kernel, and their receipts verify", func(t *testing.T) {
+		require.Equal(t, sandboxv1.Isolation(3), m.session().GetSandbox().GetIsolation())
+		require.NotEqual(t, read(t, "/proc/sys/kernel/random/boot_id"), m.output("cat /proc/sys/kernel/random/boot_id"))
+		require.Equal(t, m.worktree, m.output("pwd"))
+		require.Equal(t, "hello\nmade", m.output("cat README; echo made > made; git add made; git commit -qm made; git log --format=%s -1"))
+		require.Equal(t, "made", read(t, filepath.Join(m.worktree, "made")))
+		var st unix.Stat_t
+		require.NoError(t, unix.Stat(filepath.Join(m.worktree, "made"), &st))
+		require.EqualValues(t, owner, st.Uid)
+		require.EqualValues(t, 7, m.exec("exit 7").GetExitCode())
+	})
+	within("P3: nothing of a command is alive after its answer", func(t *testing.T) {
+		const find = `for p in /proc/[0-9]*; do tr '\0' ' ' < $p/cmdline | grep -q '^sleep 98765' && echo alive; done; true`
+		out, _ := m.asRoot("sleep 98765 & sleep 0.1;" + find)
+		require.Contains(t, out, "alive", "control: it would be seen")
+		m.output("setsid sh -c '(sleep 98765 &) &'")
+		out, _ = m.asRoot(find)
+		require.NotContains(t, out, "alive")
+	})
+	within("P11: seals hold in the guest, also against its root", func(t *testing.T) {
+		pointer := filepath.Join(m.worktree, ".git")
+		before := read(t, pointer)
+		for _, attack := range []string{"echo x >> .git", "rm -f .git", "mv .git y", "git config core.fsmonitor /tmp/x"} {
+			require.NotZero(t, m.exec(attack).GetExitCode(), attack)
+		}
+		out, status := m.asRoot("echo x > " + m.worktree + "/by-root && cat " + m.worktree + "/by-root")
+		require.Zero(t, status, "control: the sandbox's root writes in the worktree: %s", out)
+		out, status = m.asRoot(fmt.Sprintf("mount -o remount,bind,rw %[1]s; umount %[1]s; echo x >> %[1]s", pointer))
+		require.NotZero(t, status, out)
+		require.Equal(t, before, read(t, pointer))
+	})
+	within("P10: no command reaches vsock", func(t *testing.T) {
+		port := listenVsock(t)
+		for _, to := range []struct{ cid, port uint32 }{{unix.VMADDR_CID_HOST, port}, {unix.VMADDR_CID_LOCAL, kata.AgentPort}} {
+			out, _ := m.asRoot(dial(to.cid, to.port))
+			require.Equal(t, "connected", out, "control: without pid1's filter %v is reached", to)
+			r := m.exec(dial(to.cid, to.port))
+			require.EqualValues(t, 3, r.GetExitCode(), r.GetStdoutText())
+			require.Contains(t, r.GetStdoutText(), "no socket")
+		}
+	})
+	within("P9: receipts and socket are not there for a command", func(t *testing.T) {
+		require.Empty(t, m.output("ls -A /.sandbox"))
+	})
+	within("P6: the sandbox goes on when the agent is killed", func(t *testing.T) {
+		first := m.session().GetSandbox().GetId()
+		m.Restart()
+		require.Equal(t, "again", m.output("echo again"))
+		require.Equal(t, first, m.session().GetSandbox().GetId())
+	})
+	within("P5: a VMM that is lost in the middle of a command is uncertain, and its workspace is free with evidence", func(t *testing.T) {
+		before := m.session()
+		_, answer := m.begin()
+		m.signal(m.vmm(), unix.SIGKILL)
+		r := <-answer
+		require.NotNil(t, r, m.LogText())
+		require.Equal(t, sandboxv1.ExecResult_UNCERTAIN, r.GetStatus(), r.GetReason())
+		require.True(t, r.GetEvidence().GetComplete(), "%v", r.GetEvidence())
+		require.Subset(t, sources(r.GetEvidence()), []string{"pidfd", "vmm_pidfd", "shim_pidfd", "virtiofsd_pidfd", "no_process_left", "cgroup_empty", "deleted"})
+		require.Equal(t, "next", m.output("echo next"))
+		require.Greater(t, m.session().GetGeneration(), before.GetGeneration())
+	})
+	within("P5: a VM that hangs is ended and said to be uncertain", func(t *testing.T) {
+		req, answer := m.begin()
+		vmm := m.vmm()
+		m.signal(vmm, unix.SIGSTOP)
+		res, err := m.Client.Execs.CancelExec(t.Context(), &sandboxv1.CancelExecRequest{SessionId: m.id, ExecId: req.GetExecId()})
+		require.NoError(t, err, m.LogText())
+		t.Log(res)
+		r := <-answer
+		require.NotNil(t, r, m.LogText())
+		t.Log(r)
+		require.True(t, r.GetEvidence().GetComplete(), "%v", r.GetEvidence())
+		fds := []unix.PollFd{{Fd: int32(vmm.Fd()), Events: unix.POLLIN}}
+		n, err := unix.Poll(fds, 0)
+		require.NoError(t, err)
+		require.Equal(t, 1, n, "the VMM has ended")
+	})
+	_ = time.Second
+}
