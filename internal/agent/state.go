@@ -8,8 +8,6 @@ import (
 	"path/filepath"
 	"syscall"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/sandbox-agent/sandbox-agent/internal/runtime"
 	"github.com/sandbox-agent/sandbox-agent/pkg/mounts"
 )
@@ -67,18 +65,8 @@ func checkRootfs(rootfs string) error {
 		return fmt.Errorf("starting the agent: rootfs %s: %w: name a folder that exists, by its real path, or \"host\"", rootfs, err)
 	}
 	defer top.Close()
-	// As the sandbox resolves it: an image's /bin is often a link, and an absolute one means the image's own.
-	fd, err := unix.Openat2(int(top.Fd()), "bin/bash", &unix.OpenHow{Flags: unix.O_PATH | unix.O_CLOEXEC, Resolve: unix.RESOLVE_IN_ROOT | unix.RESOLVE_NO_MAGICLINKS})
-	if err != nil {
-		return fmt.Errorf("starting the agent: rootfs %s has no /bin/bash, which runs the commands (%w): unpack an image with bash there, or name another folder", rootfs, err)
-	}
-	defer unix.Close(fd)
-	var st unix.Stat_t
-	if err := unix.Fstat(fd, &st); err != nil {
-		return fmt.Errorf("starting the agent: rootfs %s: looking at its /bin/bash: fstat: %w", rootfs, err)
-	}
-	if st.Mode&unix.S_IFMT != unix.S_IFREG || st.Mode&0o111 == 0 {
-		return fmt.Errorf("starting the agent: rootfs %s: its /bin/bash is no program (mode %#o): unpack an image with bash there, or name another folder", rootfs, st.Mode)
+	if err := runtime.CheckShell(top); err != nil {
+		return fmt.Errorf("starting the agent: rootfs %s: %w", rootfs, err)
 	}
 	return nil
 }

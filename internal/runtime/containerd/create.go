@@ -112,9 +112,7 @@ func (r *Runtime) makeRoot(st *hostkernel.Start, spec runtime.Spec) error {
 	if err != nil {
 		return err
 	}
-	if len(skeleton.Shadowed) > 0 {
-		r.log.Warn("the workspace covers folders of the root file system", "sandbox", spec.SandboxID, "folders", skeleton.Shadowed)
-	}
+	skeleton.Warn(r.log, spec.SandboxID)
 	if err := makeSkeleton(rootfsDir(spec.Dir), skeleton); err != nil {
 		return err
 	}

@@ -153,9 +153,7 @@ func (r *Runtime) start(ctx context.Context, st *start) (Sandbox, error) {
 		return Sandbox{}, err
 	}
 	crashpoint.At("runtime.prepared")
-	if len(st.skeleton.Shadowed) > 0 {
-		r.log.Warn("the workspace covers folders of the root file system", "sandbox", st.Spec.SandboxID, "folders", st.skeleton.Shadowed)
-	}
+	st.skeleton.Warn(r.log, st.Spec.SandboxID)
 	return r.run(ctx, st)
 }
 

@@ -2,6 +2,7 @@ package hostkernel
 
 import (
 	"fmt"
+	"log/slog"
 	"path"
 	"sort"
 	"strings"
@@ -49,6 +50,18 @@ type Skeleton struct {
 	binds    []bind
 	// Shadowed are folders of the source that the required mount points cover.
 	Shadowed []string
+	// Gitless: there is no git in it.
+	Gitless bool
+}
+
+// Warn logs what commands in it will miss.
+func (s Skeleton) Warn(log *slog.Logger, sandbox string) {
+	if len(s.Shadowed) > 0 {
+		log.Warn("the workspace covers folders of the root file system", "sandbox", sandbox, "folders", s.Shadowed)
+	}
+	if s.Gitless {
+		log.Warn("the root file system has no git: commands run, and can't work on the repository", "sandbox", sandbox)
+	}
 }
 
 // BindPaths are the paths that are bound, read-only, from the source.

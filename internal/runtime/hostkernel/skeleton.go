@@ -87,6 +87,10 @@ func PlanRoot(spec runtime.Spec) (Skeleton, string, error) {
 	if len(s.binds) == 0 {
 		return Skeleton{}, "", fmt.Errorf("root file system %q: %w: the folder is empty; unpack an image there", spec.Rootfs, runtime.ErrUnavailable)
 	}
+	if err := runtime.CheckShell(top); err != nil {
+		return Skeleton{}, "", fmt.Errorf("root file system %q: %w: %w", spec.Rootfs, runtime.ErrUnavailable, err)
+	}
+	s.Gitless = !runtime.HasGit(top)
 	return s, spec.Rootfs, nil
 }
 
