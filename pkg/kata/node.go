@@ -91,6 +91,14 @@ func Check(ctx context.Context, p Places) Report {
 	return r
 }
 
+// CheckFiles says whether the programs and files that a configuration names are there and root's alone: without them no VM starts,
+// and what one leaves can't be told.
+func CheckFiles(c Config) error {
+	var r Report
+	r.files(c)
+	return r.Err()
+}
+
 func (p Places) readConfig(shim ShimInfo) (Config, error) {
 	path, err := FindConfig(p, shim)
 	if err != nil {

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -21,13 +20,14 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
-	"github.com/sandbox-agent/sandbox-agent/internal/testkit"
 	testcontainerd "github.com/sandbox-agent/sandbox-agent/internal/testkit/containerd"
+	testkata "github.com/sandbox-agent/sandbox-agent/internal/testkit/kata"
 	"github.com/sandbox-agent/sandbox-agent/pkg/kata"
 )
 
 // node is a containerd with the tests' shim, and a container in it.
 type node struct {
+	*testkata.Install
 	t      *testing.T
 	dir    string // the shim's: its programs, its management sockets, what it is asked for
 	id     string // of a run alone: runc keeps containers by it, whichever containerd they are of
@@ -41,48 +41,16 @@ type node struct {
 
 func newNode(t *testing.T, misbehave ...string) *node {
 	t.Helper()
-	testkit.Need(t, testkit.Root)
-	dir, err := os.MkdirTemp("", "kata") // short: sockets are in it
-	require.NoError(t, err)
-	t.Cleanup(func() { require.NoError(t, os.RemoveAll(dir)) })
-	n := &node{t: t, dir: dir, id: "sb-" + filepath.Base(dir), config: kata.Config{Hypervisor: "qemu", SharedFS: "virtio-fs"}, ctx: namespaces.WithNamespace(t.Context(), namespace)}
-	n.config.VMM, n.config.VirtioFSDaemon = filepath.Join(dir, "qemu"), filepath.Join(dir, "virtiofsd")
-	sleep, err := exec.LookPath("sleep")
-	require.NoError(t, err)
-	data, err := os.ReadFile(sleep)
-	require.NoError(t, err)
-	for _, p := range []string{n.config.VMM, n.config.VirtioFSDaemon} {
-		require.NoError(t, os.WriteFile(p, data, 0o755))
+	i := testkata.New(t, misbehave...)
+	n := &node{
+		t: t, Install: i, dir: i.Dir, id: "sb-" + filepath.Base(i.Dir), ctx: namespaces.WithNamespace(t.Context(), namespace),
+		config: kata.Config{Hypervisor: "qemu", SharedFS: "virtio-fs", VMM: i.VMM(), VirtioFSDaemon: i.VirtioFSDaemon()},
 	}
-	require.NoError(t, os.WriteFile(filepath.Join(dir, "misbehave"), []byte(strings.Join(misbehave, " ")), 0o644))
-	// containerd finds its shims in its PATH, and they have its environment.
-	t.Setenv("PATH", dir+":"+os.Getenv("PATH"))
-	t.Setenv("KATA_TEST_DIR", dir)
 	n.client = testcontainerd.Start(t, "runc").Client() // or the test is skipped: then nothing has been built
-	program, err := os.ReadFile(shim(t))
-	require.NoError(t, err)
-	require.NoError(t, os.WriteFile(filepath.Join(dir, kata.ShimName), program, 0o755))
+	i.Build()
 	t.Cleanup(func() { n.client.Close() })
 	n.spec = n.minimal()
 	return n
-}
-
-var built string
-
-// shim builds the tests' shim once: a module of its own, with the flags of scripts/containerd.sh, whose packages are compiled already.
-func shim(t *testing.T) string {
-	t.Helper()
-	if built != "" {
-		return built
-	}
-	path := filepath.Join(scratch, kata.ShimName)
-	cmd := exec.CommandContext(t.Context(), "go", "build", "-trimpath", "-ldflags", "-s -w", "-o", path, ".")
-	cmd.Dir = "shim"
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOFLAGS=-buildvcs=false")
-	out, err := cmd.CombinedOutput()
-	require.NoError(t, err, string(out))
-	built = path
-	return path
 }
 
 // minimal is a container that sees the host's programs, and has all namespaces of its own.
@@ -141,7 +109,7 @@ func (n *node) run(script string) (kata.VM, <-chan client.ExitStatus) {
 	require.NoError(n.t, n.task.Start(n.ctx))
 	require.Equal(n.t, "started", n.line())
 
-	s, err := kata.NewShim(n.id, filepath.Join(n.dir, "run"))
+	s, err := kata.NewShim(n.id, n.RunDir())
 	require.NoError(n.t, err)
 	pid, err := s.Pid(n.ctx)
 	require.NoError(n.t, err)
@@ -158,14 +126,9 @@ func (n *node) line() string {
 	return strings.TrimSpace(line)
 }
 
-// behave takes back what the shim was asked for.
-func (n *node) behave() {
-	require.NoError(n.t, os.WriteFile(filepath.Join(n.dir, "misbehave"), nil, 0o644))
-}
-
 // end deletes the task, whatever state a test left it in.
 func (n *node) end() {
-	n.behave()
+	n.Misbehave()
 	ctx := namespaces.WithNamespace(context.Background(), namespace)
 	_, _ = n.task.Delete(ctx, client.WithProcessKill)
 }
@@ -301,7 +264,7 @@ func TestAnExitMayComeBeforeTheEndOfTheOutput(t *testing.T) {
 	n := newNode(t, "exit-before-eof")
 	_, exits := n.run("echo started")
 	require.Equal(t, uint32(0), (<-exits).ExitCode())
-	n.behave()
+	n.Misbehave()
 	_, err := n.task.Status(n.ctx)
 	require.NoError(t, err)
 	require.Equal(t, "late", n.line(), "what came after the exit is output all the same")

@@ -51,7 +51,8 @@ func judgeKata(ctx context.Context, r *Runtime) error {
 	if err != nil {
 		return fmt.Errorf("%w: %w", runtime.ErrUnavailable, err)
 	}
-	if err := kata.Refused(append(kata.Judge(k.shim, k.config), kata.JudgeEnvironment(environ)...)); err != nil {
+	findings := append(kata.Judge(k.shim, k.config), kata.JudgeEnvironment(environ)...)
+	if err := errors.Join(kata.Refused(findings), kata.CheckFiles(k.config)); err != nil {
 		return fmt.Errorf("%w: %w", runtime.ErrUnavailable, err)
 	}
 	r.judged.Store(k)
@@ -228,7 +229,7 @@ func limitGuest(to *specs.LinuxResources, r runtime.Resources) {
 	const period = 100000 // µs
 	if r.MemoryBytes > 0 {
 		limit := r.MemoryBytes + roomBytes
-		to.Memory = &specs.LinuxMemory{Limit: &limit, Swap: &limit}
+		to.Memory = &specs.LinuxMemory{Limit: &limit}
 	}
 	if r.Pids > 0 {
 		limit := r.Pids + roomPids
@@ -268,7 +269,7 @@ func findVM(ctx context.Context, r *Runtime, st *hostkernel.Start) (int, error) 
 }
 
 // shimTime is how long a shim whose task is deleted is given to end with all that it started.
-const shimTime = 5 * time.Second
+const shimTime = 2 * time.Second
 
 // endKata has containerd end and forget the container, and sees every process of the virtual machine gone: what containerd says of a
 // lost one is no evidence. A shim that does not answer is ended.
@@ -331,10 +332,9 @@ func waitVM(ctx context.Context, vm kata.VM) (kata.Evidence, error) {
 	return vm.Wait(ctx)
 }
 
-// sweepKata ends what runs for a sandbox of which no process was written down. Nothing has to be where no creation was asked
-// for.
+// sweepKata ends what runs for a sandbox of which no process was written down. There is nothing where no creation was asked for.
 func (r *Runtime) sweepKata(ctx context.Context, rec hostkernel.Record) (kata.Evidence, error) {
-	if !rec.TaskAsked {
+	if !rec.TaskAsked && rec.Identity.Pid == 0 {
 		return kata.Evidence{}, nil
 	}
 	k, err := r.findKata(ctx)

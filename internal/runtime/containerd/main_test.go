@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/sandbox-agent/sandbox-agent/internal/testkit"
+	testkata "github.com/sandbox-agent/sandbox-agent/internal/testkit/kata"
 )
 
 func TestMain(m *testing.M) {
@@ -14,5 +15,6 @@ func TestMain(m *testing.M) {
 	}
 	code := m.Run()
 	testkit.CleanBinaries()
+	testkata.Clean()
 	os.Exit(code)
 }

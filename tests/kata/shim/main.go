@@ -24,6 +24,7 @@ import (
 
 	"github.com/containerd/containerd/api/events"
 	taskAPI "github.com/containerd/containerd/api/runtime/task/v3"
+	runtimeoptions "github.com/containerd/containerd/api/types/runtimeoptions/v1"
 	"github.com/containerd/containerd/v2/cmd/containerd-shim-runc-v2/manager"
 	"github.com/containerd/containerd/v2/cmd/containerd-shim-runc-v2/task"
 	coreevents "github.com/containerd/containerd/v2/core/events"
@@ -114,6 +115,11 @@ func (s *service) RegisterTTRPC(server *ttrpc.Server) error {
 }
 
 func (s *service) Create(ctx context.Context, r *taskAPI.CreateTaskRequest) (*taskAPI.CreateTaskResponse, error) {
+	if err := s.keepAsked(r); err != nil {
+		return nil, err
+	}
+	// The container is runc's, which has options of another type.
+	r.Options = nil
 	if !s.misbehaves(recursive) {
 		if err := dropNested(filepath.Join(r.Bundle, "config.json")); err != nil {
 			return nil, err
@@ -130,6 +136,24 @@ func (s *service) Create(ctx context.Context, r *taskAPI.CreateTaskRequest) (*ta
 		s.stdout = f
 	}
 	return s.TTRPCTaskService.Create(ctx, r)
+}
+
+// keepAsked writes down what was asked for: the spec, and the configuration that the runtime options name.
+func (s *service) keepAsked(r *taskAPI.CreateTaskRequest) error {
+	spec, err := os.ReadFile(filepath.Join(r.Bundle, "config.json"))
+	if err != nil {
+		return err
+	}
+	var o runtimeoptions.Options
+	if r.Options != nil {
+		if err := r.Options.UnmarshalTo(&o); err != nil {
+			return err
+		}
+	}
+	return errors.Join(
+		os.WriteFile(filepath.Join(s.dir, "asked-spec.json"), spec, 0o600),
+		os.WriteFile(filepath.Join(s.dir, "asked-config"), []byte(o.ConfigPath), 0o600),
+	)
 }
 
 // dropNested makes each bind mount one that is not recursive.
