@@ -166,6 +166,9 @@ func (a *Agent) open() error {
 		return errors.Join(err, j.Close())
 	}
 	a.watchers.Go(a.keepRetention)
+	if a.networks != nil {
+		a.watchers.Go(func() { a.networks.Watch(a.ctx, a.markUnguarded) })
+	}
 	a.watchers.Go(a.keepTimes)
 	return nil
 }

@@ -7,6 +7,8 @@ import (
 	"net/netip"
 	"os"
 	"slices"
+	"strings"
+	"time"
 
 	sandboxv1 "github.com/sandbox-agent/sandbox-agent/api/sandbox/v1"
 	"github.com/sandbox-agent/sandbox-agent/internal/config"
@@ -151,4 +153,28 @@ func (a *Agent) restoreNetworks() error {
 		return nil
 	}
 	return a.networks.Restore()
+}
+
+// unguarded begins the note of a session whose rules somebody else had changed.
+const unguarded = "The rules that keep its commands from the node's listeners were changed by another program"
+
+// markUnguarded notes in the sessions of these sandboxes that their rules were not there for a moment.
+func (a *Agent) markUnguarded(sandboxes []string) {
+	note := fmt.Sprintf("%s, and put back at %s: for at most some seconds before that, they may have been reached.", unguarded, time.Now().UTC().Format(time.RFC3339))
+	a.mu.Lock()
+	sessions := a.all()
+	a.mu.Unlock()
+	for _, s := range sessions {
+		if sb := s.sandboxRecord(); sb == nil || !slices.Contains(sandboxes, sb.ID) {
+			continue
+		}
+		// At once, also beside a command that runs.
+		err := s.save(true, func(r *sessionRecord) {
+			kept := slices.DeleteFunc(slices.Clone(r.Notes), func(n string) bool { return strings.HasPrefix(n, unguarded) })
+			r.Notes = append(kept, note)
+		})
+		if err != nil {
+			s.log.Error("session not marked: its network rules were missing for a moment", "error", err)
+		}
+	}
 }

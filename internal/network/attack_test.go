@@ -90,12 +90,19 @@ func (l *lab) connect(id string, mode Mode) *Record {
 
 func (l *lab) tryConnect(id string, mode Mode) error {
 	l.t.Helper()
-	ns, err := hostkernel.NewNetwork()
-	require.NoError(l.t, err)
+	ns := l.namespaceFile()
 	defer ns.Close()
 	l.t.Cleanup(func() { require.NoError(l.t, l.Remove(context.Background(), id)) })
-	_, err = l.Connect(l.t.Context(), id, mode, ns)
+	_, err := l.Connect(l.t.Context(), id, mode, ns)
 	return err
+}
+
+// namespaceFile is a new network namespace.
+func (l *lab) namespaceFile() *os.File {
+	l.t.Helper()
+	ns, err := hostkernel.NewNetwork()
+	require.NoError(l.t, err)
+	return ns
 }
 
 // attempts is a client that tries each of its arguments, "tcp|udp ADDRESS PORT", and says what came of it. It is told to wait

@@ -11,6 +11,7 @@ import (
 	"strings"
 
 	"github.com/containernetworking/cni/libcni"
+	"github.com/containernetworking/cni/pkg/invoke"
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 	"github.com/vishvananda/netlink"
 
@@ -105,10 +106,25 @@ func attachment(rec *Record) *libcni.RuntimeConf {
 	return rt
 }
 
+// findPlugins wants every plugin of a configuration to be there, before any of them is asked: what one of them has done can only
+// be undone by all.
+func (m *Manager) findPlugins(conf *cniConf) error {
+	for _, p := range conf.list.Plugins {
+		if _, err := invoke.FindInPath(p.Network.Type, m.opts.CNI.BinDirs); err != nil {
+			return fmt.Errorf("%w: the CNI configuration %s needs the plugin %q, which is in none of %s: install it, or name its folder (network.cni.bin_dirs)",
+				ErrUnavailable, conf.file, p.Network.Type, strings.Join(m.opts.CNI.BinDirs, ", "))
+		}
+	}
+	return nil
+}
+
 // addCNI has the plugins give the namespace its interface.
 func (m *Manager) addCNI(ctx context.Context, rec *Record) error {
 	conf, err := m.loadCNI()
 	if err != nil {
+		return err
+	}
+	if err := m.findPlugins(conf); err != nil {
 		return err
 	}
 	rec.CNI = &CNIRecord{Network: conf.list.Name, File: conf.file, Config: conf.list.Bytes}
@@ -242,10 +258,17 @@ func (m *Manager) delCNI(ctx context.Context, rec *Record) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, callTime)
 	defer cancel()
-	if err := m.plugins().DelNetworkList(ctx, list, attachment(rec)); err != nil {
-		return fmt.Errorf("the CNI configuration %s: %w", rec.CNI.File, errors.Join(err, ctx.Err()))
+	err = m.plugins().DelNetworkList(ctx, list, attachment(rec))
+	switch {
+	case err == nil:
+		return nil
+	case rec.CNI.Result == nil:
+		// They never said that they had made anything. A configuration that is wrong fails here too, and always will; what is in
+		// the namespace goes with it, and an address at most stays reserved.
+		m.log.Warn("CNI plugins that failed to connect a sandbox failed to undo it as well", "sandbox", rec.ID, "configuration", rec.CNI.File, "error", err)
+		return nil
 	}
-	return nil
+	return fmt.Errorf("the CNI configuration %s: %w", rec.CNI.File, errors.Join(err, ctx.Err()))
 }
 
 // checkPlugged asks the plugins whether what they made is still as it was. Plugins that can't tell (before version 0.4.0 of

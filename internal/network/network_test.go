@@ -1,0 +1,204 @@
+package network
+
+import (
+	"context"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/sandbox-agent/sandbox-agent/internal/testkit/netlab"
+)
+
+// remains are the folders and interfaces of sandboxes.
+func (l *lab) remains() []string {
+	l.t.Helper()
+	var out []string
+	for _, dir := range []string{string(l.records()), l.namespacesDir(), l.cacheDir(), filepath.Join(l.conf, "ipam", "lab")} {
+		entries, _ := os.ReadDir(dir)
+		for _, e := range entries {
+			if e.Name() != "lock" && !strings.HasPrefix(e.Name(), "last_reserved_ip") && e.Name() != "results" {
+				out = append(out, filepath.Join(dir, e.Name()))
+			}
+		}
+	}
+	results, _ := os.ReadDir(filepath.Join(l.cacheDir(), "results"))
+	for _, e := range results {
+		out = append(out, e.Name())
+	}
+	for _, name := range l.Links(l.Node) {
+		if strings.HasPrefix(name, "sb") || strings.HasPrefix(name, "veth") {
+			out = append(out, name)
+		}
+	}
+	return out
+}
+
+func TestASandboxIsTakenOffWhateverThereIsOfIt(t *testing.T) {
+	for _, mode := range []Mode{Bridge, CNI} {
+		t.Run(string(mode), func(t *testing.T) {
+			l := newLab(t, true)
+			for name, meanwhile := range map[string]func(*Record){
+				"all of it": func(*Record) {},
+				"its namespace is gone, as after a reboot": func(rec *Record) {
+					require.NoError(t, unix.Unmount(rec.Namespace, unix.MNT_DETACH))
+				},
+				"its interface is gone": func(rec *Record) {
+					link, err := netlink.LinkByName(rec.Links[0].Name)
+					require.NoError(t, err)
+					require.NoError(t, netlink.LinkDel(link))
+				},
+				"its record was not finished": func(rec *Record) {
+					rec.Links, rec.Connected = nil, false
+					require.NoError(t, l.records().write(rec))
+				},
+				"somebody has flushed the rules": func(*Record) { nft(t, "flush ruleset") },
+				"the operator has another configuration by now": func(*Record) {
+					l.configure(strings.ReplaceAll(bridged, `"lab"`, `"other"`))
+				},
+			} {
+				t.Run(name, func(t *testing.T) {
+					l.configure(strings.ReplaceAll(bridged, "DIR", l.conf))
+					rec := l.connect("sb-"+strings.ReplaceAll(name, " ", "-")[:6], mode)
+					require.NotEmpty(t, l.remains())
+					meanwhile(rec)
+					require.NoError(t, l.Remove(t.Context(), rec.ID))
+					require.Empty(t, l.remains())
+					require.NoError(t, l.Remove(t.Context(), rec.ID), "again")
+				})
+			}
+		})
+	}
+}
+
+func TestWhatCantBeConnectedIsSaidAndLeavesNothing(t *testing.T) {
+	l := newLab(t, true)
+	good := strings.ReplaceAll(bridged, "DIR", l.conf)
+	slow := filepath.Join(l.conf, "bin")
+	require.NoError(t, os.Mkdir(slow, 0o755))
+	require.NoError(t, os.WriteFile(filepath.Join(slow, "silent"), []byte("#!/bin/sh\n[ $CNI_COMMAND = DEL ] || exec sleep 1000\n"), 0o755))
+	l.opts.CNI.BinDirs = append(l.opts.CNI.BinDirs, slow)
+	for name, c := range map[string]struct{ conf, says string }{
+		"no configuration":        {"", "there is no CNI configuration (*.conflist, *.conf) in " + l.conf},
+		"one that can't be read":  {"{", "10-lab.conflist"},
+		"a plugin that is absent": {strings.ReplaceAll(good, `"type": "bridge"`, `"type": "absent"`), `needs the plugin "absent", which is in none of`},
+		"a plugin that fails":     {strings.ReplaceAll(good, "10.77.0.0/24", "10.77.0.0/33"), "invalid CIDR"},
+		"no interface at all":     {`{"cniVersion": "1.0.0", "name": "lab", "plugins": [{"type": "loopback"}]}`, "no interface with an address"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			path := filepath.Join(l.conf, "10-lab.conflist")
+			require.NoError(t, os.RemoveAll(path))
+			if c.conf != "" {
+				l.configure(c.conf)
+			}
+			id := "sb-" + strings.ReplaceAll(strings.ReplaceAll(name, " ", "-"), "'", "")
+			err := l.tryConnect(id, CNI)
+			require.ErrorIs(t, err, ErrUnavailable)
+			require.ErrorContains(t, err, c.says)
+			require.NoError(t, l.Remove(t.Context(), id))
+			require.Empty(t, l.remains())
+		})
+	}
+	t.Run("a plugin that hangs", func(t *testing.T) {
+		l.configure(`{"cniVersion": "1.0.0", "name": "lab", "plugins": [{"type": "silent"}]}`)
+		ctx, cancel := context.WithCancel(t.Context())
+		ns := l.namespaceFile()
+		defer ns.Close()
+		time.AfterFunc(100*time.Millisecond, cancel)
+		_, err := l.Connect(ctx, "sb-hangs", CNI, ns)
+		require.ErrorIs(t, err, context.Canceled)
+		require.NoError(t, l.Remove(t.Context(), "sb-hangs"))
+		require.Empty(t, l.remains())
+	})
+	t.Run("the node's own namespace", func(t *testing.T) {
+		own, err := os.Open("/proc/self/ns/net")
+		require.NoError(t, err)
+		defer own.Close()
+		for _, mode := range []Mode{Bridge, CNI} {
+			_, err = l.Connect(t.Context(), "sb-own", mode, own)
+			require.ErrorIs(t, err, ErrUnavailable)
+			require.ErrorContains(t, err, "the node's own")
+			require.NoError(t, l.Remove(t.Context(), "sb-own"))
+		}
+	})
+	t.Run("an interface without a side on the node", func(t *testing.T) {
+		link, err := netlink.LinkByName("lo")
+		require.NoError(t, err)
+		_, err = nodesSide(link)
+		require.ErrorContains(t, err, "lo, an interface of type device, which has no side on the node")
+	})
+	t.Run("a range that the node uses", func(t *testing.T) {
+		l.opts.Bridge.Subnets = []netip.Prefix{netip.MustParsePrefix("203.0.0.0/16")}
+		err := l.tryConnect("sb-range", Bridge)
+		require.ErrorIs(t, err, ErrUnavailable)
+		require.ErrorContains(t, err, "overlaps with 203.0.0.0/16")
+		require.NoError(t, l.Remove(t.Context(), "sb-range"))
+	})
+}
+
+func TestRulesThatSomebodyElseHasChangedArePutBack(t *testing.T) {
+	l := newLab(t, false)
+	rec := l.connect("sb-one", Bridge)
+	var seen uint32
+	look := func() []string {
+		ids, err := l.look(&seen)
+		require.NoError(t, err)
+		return ids
+	}
+	require.Empty(t, look(), "nothing has changed")
+	nft(t, "table inet stranger {}")
+	require.Empty(t, look(), "what is somebody else's is nobody's business here")
+	nft(t, "delete table inet stranger")
+	name := l.rules.routed.Name
+	for _, change := range []string{
+		"flush ruleset", "delete table netdev " + name, "delete table inet " + name, "flush chain netdev " + name + " common", "flush chain inet " + name + " local",
+		"flush set netdev " + name + " sandboxes4", "delete element inet " + name + " sandboxes6 { " + rec.Addresses[1].String() + " }",
+		"flush chain netdev " + name + " " + chainOf(rec, rec.Links[0]),
+	} {
+		nft(t, change)
+		require.Equal(t, []string{"sb-one"}, look(), change)
+		ok, err := l.rules.intact([]*Record{rec})
+		require.NoError(t, err)
+		require.True(t, ok, change)
+		require.Empty(t, look())
+	}
+}
+
+func TestCanariesHearTheSandboxThatReachesThem(t *testing.T) {
+	l := newLab(t, false)
+	rec := l.connect("sb-one", Bridge)
+	l.TCP(l.Node, "kubelet", netlab.NodeAddr+":10250")
+	attempt := func() []string {
+		c, err := l.Canaries(rec.ID)
+		require.NoError(t, err)
+		var targets []string
+		for _, a := range c.Targets() {
+			targets = append(targets, a.Network+" "+a.Address.Addr().String()+" "+strconv.Itoa(int(a.Address.Port()))+" "+a.Token)
+		}
+		require.Contains(t, strings.Join(targets, "\n"), "tcp "+netlab.NodeAddr+" 10250 ", "what listens already is its own canary")
+		require.Contains(t, strings.Join(targets, "\n"), "udp "+netlab.NodeAddr6+" 5000 ")
+		script := `while read -r k a p t; do { echo $t >&9; } 9<>/dev/$k/$a/$p; done 2>/dev/null`
+		cmd := l.Command(rec.Namespace, "bash", "-c", script)
+		cmd.Stdin = strings.NewReader(strings.Join(targets[:len(targets)-2], "\n") + "\n") // without the cloud's
+		_ = cmd.Run()
+		reached, err := c.Close()
+		require.NoError(t, err)
+		return reached
+	}
+	require.Empty(t, attempt())
+	require.NoError(t, l.rules.clear())
+	reached := strings.Join(attempt(), "\n")
+	for _, want := range []string{"tcp " + netlab.NodeAddr + ":44772", "udp " + netlab.NodeAddr + ":5000", "tcp [" + netlab.NodeAddr6 + "]:10255"} {
+		require.Contains(t, reached, want, "without rules")
+	}
+	require.NoError(t, l.Restore())
+	_, err := l.Canaries("sb-none")
+	require.ErrorIs(t, err, ErrNotFound)
+}

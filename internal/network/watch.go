@@ -1,0 +1,99 @@
+package network
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"time"
+
+	nl "github.com/mdlayher/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// watchEvery is how often the rules are looked at: so long they can be missing, when somebody else takes them away. A reload
+// of the node's own firewall often does ("flush ruleset").
+const watchEvery = time.Second
+
+// Watch puts the rules back when somebody else has changed them, until ctx ends. restored is told whose rules were not as they
+// should be.
+func (m *Manager) Watch(ctx context.Context, restored func(ids []string)) {
+	tick := time.NewTicker(watchEvery)
+	defer tick.Stop()
+	var seen uint32
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+		ids, err := m.look(&seen)
+		if err != nil {
+			m.log.Error("the rules that keep sandboxes from the node can't be looked at or put back", "error", err)
+		}
+		if len(ids) > 0 {
+			m.log.Warn("somebody else has changed the rules that keep sandboxes from the node; they are put back", "sandboxes", ids)
+			restored(ids)
+		}
+	}
+}
+
+// look compares the rules with what they should be, if anything of nftables has changed since seen.
+func (m *Manager) look(seen *uint32) (changed []string, err error) {
+	m.changing.Lock()
+	defer m.changing.Unlock()
+	all, err := m.all()
+	if err != nil {
+		return nil, err
+	}
+	var connected []*Record
+	for _, rec := range all {
+		if rec.Connected { // what is being connected has no rules yet
+			connected, changed = append(connected, rec), append(changed, rec.ID)
+		}
+	}
+	if len(connected) == 0 {
+		return nil, nil
+	}
+	now, err := generation()
+	if err != nil || now == *seen {
+		return nil, err
+	}
+	if ok, err := m.rules.intact(connected); err != nil || ok {
+		*seen = now
+		return nil, err
+	}
+	return changed, m.rules.set(all)
+}
+
+// generation is a number that changes with every change of the node's nftables (NFT_MSG_GETGEN).
+func generation() (uint32, error) {
+	c, err := nl.Dial(unix.NETLINK_NETFILTER, nil)
+	if err != nil {
+		return 0, fmt.Errorf("asking for the generation of nftables: %w", err)
+	}
+	defer c.Close()
+	answers, err := c.Execute(nl.Message{
+		Header: nl.Header{Type: unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_GETGEN, Flags: nl.Request},
+		Data:   []byte{unix.AF_UNSPEC, unix.NFNETLINK_V0, 0, 0}, // struct nfgenmsg
+	})
+	if err != nil {
+		return 0, fmt.Errorf("asking for the generation of nftables: %w", err)
+	}
+	for _, a := range answers {
+		if len(a.Data) < 4 {
+			continue
+		}
+		d, err := nl.NewAttributeDecoder(a.Data[4:])
+		if err != nil {
+			return 0, fmt.Errorf("reading the generation of nftables: %w", err)
+		}
+		d.ByteOrder = binary.BigEndian
+		for d.Next() {
+			if d.Type() == unix.NFTA_GEN_ID {
+				return d.Uint32(), d.Err()
+			}
+		}
+	}
+	return 0, errors.New("reading the generation of nftables: it is not in the answer")
+}
