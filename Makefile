@@ -17,7 +17,7 @@ REPO ?= $(CURDIR)
 BIN ?= bin
 FUZZTIME ?= 20s
 
-.PHONY: help setup build demo test test-long test-kernel test-git runtimes bench lint generate generate-check fuzz clean FORCE
+.PHONY: help setup build demo test test-long test-kernel test-kata test-kata-vm test-git runtimes bench lint generate generate-check fuzz clean FORCE
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -58,6 +58,19 @@ test-kernel: ## the kernel-facing tests on Linux 5.10 to 7 with cgroup v2, in em
 	@scripts/setup.sh build kernel
 	@scripts/kernels.sh
 	@go run ./tests/kernel $(KERNELFLAGS) $(KERNELS)
+
+test-kata: ## sandboxes in Kata's virtual machines, on a node with KVM and Kata Containers (elsewhere: skipped, with the reason)
+	@scripts/need-root.sh "make test-kata"
+	@scripts/setup.sh build test runtimes
+	@scripts/containerd.sh containerd runc >/dev/null
+	@go test ./tests/kata/vm -count=1 -v -timeout 20m
+
+test-kata-vm: ## the same on an emulated node, with the tests' own shim in the place of Kata's (KATAFLAGS: see go run ./tests/kata/nested -h)
+	@scripts/need-root.sh "make test-kata-vm"
+	@scripts/setup.sh build kernel runtimes
+	@scripts/kernels.sh
+	@scripts/containerd.sh containerd runc >/dev/null
+	@go run ./tests/kata/nested $(KATAFLAGS)
 
 test-git: ## everything that asks Git, with Debian's 2.47 and newer in the place of the machine's (GITS="trixie sid", TESTFLAGS)
 	@scripts/need-root.sh "make test-git"
