@@ -323,6 +323,9 @@ func delBridge(rec *Record) error {
 func (m *Manager) guard(rec *Record) error {
 	m.changing.Lock()
 	defer m.changing.Unlock()
+	if err := m.egress.add(rec, m.all); err != nil {
+		return err
+	}
 	if err := m.rules.add(rec); err == nil {
 		crashpoint.At("network.guarded")
 		return nil

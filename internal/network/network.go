@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/sandbox-agent/sandbox-agent/internal/runtime"
@@ -44,6 +45,7 @@ type Options struct {
 	Listeners listeners.List
 	Bridge    BridgeOptions
 	CNI       CNIOptions
+	Egress    EgressOptions
 	Log       *slog.Logger
 }
 
@@ -54,6 +56,9 @@ type Manager struct {
 	// changing guards what sandboxes share: addresses and rules.
 	changing sync.Mutex
 	rules    *rules
+	egress   *egressRules
+	// watcher hears what is refused, while Run runs.
+	watcher atomic.Pointer[watcher]
 	// last is the address of each range that was given last.
 	last map[netip.Prefix]netip.Addr
 }
@@ -66,9 +71,10 @@ func New(opts Options) (*Manager, error) {
 	if opts.Log == nil {
 		opts.Log = slog.New(slog.DiscardHandler)
 	}
-	opts.Listeners.Nameservers = opts.Nameservers
+	opts.Listeners.Nameservers = slices.Concat(opts.Nameservers, opts.Egress.Resolvers)
 	m := &Manager{
 		opts: opts, log: opts.Log, rules: newRules(opts.StateDir, opts.Listeners, opts.Bridge.Subnets), last: map[netip.Prefix]netip.Addr{},
+		egress: newEgressRules(opts.StateDir, opts.Egress.Resolvers),
 	}
 	for _, dir := range []string{string(m.records()), m.namespacesDir(), m.cacheDir()} {
 		if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, os.ErrExist) {
@@ -131,26 +137,31 @@ func (m *Manager) restore() error {
 		return err
 	}
 	if len(all) == 0 {
-		return m.rules.clear()
+		return errors.Join(m.rules.clear(), m.egress.set(nil))
 	}
-	return m.rules.set(all)
+	return errors.Join(m.rules.set(all), m.restoreEgress(all))
 }
 
 // Connect connects a sandbox's new network namespace, in which nothing runs yet. The caller may close netns afterwards. On
 // an error, or without an answer, ask Remove to take away what there may be of it.
 func (m *Manager) Connect(ctx context.Context, id string, mode Mode, netns *os.File) (runtime.Connection, error) {
-	rec, err := m.connect(ctx, id, mode, netns)
+	return m.ConnectUnder(ctx, id, mode, Egress{}, netns)
+}
+
+// ConnectUnder is Connect for a sandbox that may reach only some of what others may.
+func (m *Manager) ConnectUnder(ctx context.Context, id string, mode Mode, e Egress, netns *os.File) (runtime.Connection, error) {
+	rec, err := m.connect(ctx, id, mode, e, netns)
 	if err != nil {
 		return runtime.Connection{}, fmt.Errorf("connecting sandbox %s to the network (%s): %w", id, mode, err)
 	}
 	return runtime.Connection{Path: rec.Namespace, ResolvConf: resolvConf(rec)}, nil
 }
 
-func (m *Manager) connect(ctx context.Context, id string, mode Mode, netns *os.File) (*Record, error) {
+func (m *Manager) connect(ctx context.Context, id string, mode Mode, e Egress, netns *os.File) (*Record, error) {
 	if _, err := m.records().read(id); !errors.Is(err, ErrNotFound) {
 		return nil, fmt.Errorf("there is a network of this id: %w", os.ErrExist)
 	}
-	rec := &Record{ID: id, Mode: mode, Namespace: m.namespace(id)}
+	rec := &Record{ID: id, Mode: mode, Egress: e, Namespace: m.namespace(id)}
 	if err := m.records().write(rec); err != nil {
 		return nil, err
 	}
@@ -168,6 +179,9 @@ func (m *Manager) connect(ctx context.Context, id string, mode Mode, netns *os.F
 		return nil, err
 	}
 	if err := m.plug(ctx, rec); err != nil {
+		return nil, err
+	}
+	if err := m.nameserversOf(rec); err != nil {
 		return nil, err
 	}
 	rec.Connected = true
@@ -220,6 +234,9 @@ func (m *Manager) remove(ctx context.Context, rec *Record) error {
 	defer m.changing.Unlock()
 	if err := m.records().remove(rec.ID); err != nil || len(rec.Links) == 0 {
 		return err
+	}
+	if err := m.egress.remove(rec); err != nil {
+		m.log.Warn("the egress rules of a sandbox that is gone are not removed", "sandbox", rec.ID, "error", err)
 	}
 	// Its rules stand for nothing any more. Should this fail they cost nothing either, and go with the next change.
 	if err := m.restore(); err != nil {

@@ -16,6 +16,8 @@ import (
 type Record struct {
 	ID   string `json:"id"`
 	Mode Mode   `json:"mode"`
+	// Egress is what it may reach.
+	Egress Egress `json:"egress,omitzero"`
 	// Namespace is the path at which the network namespace is bound.
 	Namespace string `json:"namespace"`
 	// Links are the node's sides of the sandbox's interfaces.

@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"net/netip"
 	"os"
+	"slices"
 	"strings"
 )
 
@@ -22,6 +23,11 @@ func resolvConf(rec *Record) string {
 // nodesNameservers are those of a resolv.conf of the node that a sandbox can ask too: none on the node itself or on its link,
 // which the rules close.
 func nodesNameservers(path string) []netip.Addr {
+	return slices.DeleteFunc(allNameservers(path), func(a netip.Addr) bool { return a.IsLoopback() || a.IsLinkLocalUnicast() })
+}
+
+// allNameservers are those of a resolv.conf, wherever they are.
+func allNameservers(path string) []netip.Addr {
 	f, err := os.Open(path)
 	if err != nil {
 		return nil // then a sandbox has no names either
@@ -33,7 +39,7 @@ func nodesNameservers(path string) []netip.Addr {
 		if len(fields) < 2 || fields[0] != "nameserver" {
 			continue
 		}
-		if a, err := netip.ParseAddr(fields[1]); err == nil && !a.IsLoopback() && !a.IsLinkLocalUnicast() {
+		if a, err := netip.ParseAddr(fields[1]); err == nil {
 			out = append(out, a)
 		}
 	}

@@ -1,6 +1,9 @@
 package listeners
 
-import "net/netip"
+import (
+	"net/netip"
+	"slices"
+)
 
 // Family is an address family, or none in particular.
 type Family int
@@ -79,6 +82,9 @@ type Rule struct {
 // advertisement, multicast listener reports (RFC 4861, 2710, 3810). Not router advertisements and redirects, with which a
 // guest could become the node's router.
 var neighbours = []uint8{131, 132, 133, 135, 136, 143}
+
+// Neighbours are the types of ICMPv6 that any sandbox sends to the node's side of its link.
+func Neighbours() []uint8 { return slices.Clone(neighbours) }
 
 // Source are the first rules for what a sandbox with these addresses sends, as it leaves the sandbox; Ingress are the rest,
 // the same for every sandbox.

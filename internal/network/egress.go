@@ -1,0 +1,578 @@
+package network
+
+import (
+	"crypto/sha256"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/google/nftables"
+	"github.com/google/nftables/binaryutil"
+	"github.com/google/nftables/expr"
+	"golang.org/x/sys/unix"
+
+	"github.com/sandbox-agent/sandbox-agent/internal/network/resolver"
+	"github.com/sandbox-agent/sandbox-agent/pkg/egress"
+	"github.com/sandbox-agent/sandbox-agent/pkg/listeners"
+)
+
+// Egress is what a sandbox may reach, besides what none may.
+type Egress struct {
+	// Mode: empty is egress.Open.
+	Mode    egress.Mode    `json:"mode"`
+	Entries []egress.Entry `json:"entries,omitempty"`
+	// Connections bounds those that are open at once (of UDP: that were used within some seconds); PerSecond the new
+	// ones, with a burst of as many; Bytes what the sandbox sends, headers included. 0: no bound.
+	Connections uint32 `json:"connections,omitempty"`
+	PerSecond   uint32 `json:"per_second,omitempty"`
+	Bytes       uint64 `json:"bytes,omitempty"`
+}
+
+func (e Egress) mode() egress.Mode {
+	if e.Mode == "" {
+		return egress.Open
+	}
+	return e.Mode
+}
+
+// Traffic is what has been counted of a sandbox since it was connected.
+type Traffic struct {
+	// BytesOut is what it sent, headers included; Connections how many it began; Refused how many packets were refused.
+	BytesOut, Connections, Refused uint64
+}
+
+// egressRules are the agent's table for what each sandbox may reach. It is apart from that of the listeners: the sets, the
+// counters and the connections in it outlive a restart of the agent, and what is refused there is refused whatever this one
+// says.
+type egressRules struct {
+	table     *nftables.Table
+	group     uint16
+	resolvers []netip.Addr
+
+	mu        sync.Mutex
+	sandboxes map[string]*governed
+	byAddress map[netip.Addr]*governed
+}
+
+// governed is a sandbox under a policy.
+type governed struct {
+	rec    *Record
+	policy *egress.Policy
+	// open are the destinations that are in the sandbox's sets, with the time until which they are.
+	open map[resolver.Destination]time.Time
+}
+
+const (
+	// maxOpen bounds the destinations of one sandbox.
+	maxOpen = 1 << 16
+	// noBound is a quota that nothing exceeds. The kernel takes no larger one.
+	noBound = 1 << 62
+	// newest is a destination's time that is not worth a transaction for so little more.
+	newest = time.Second
+)
+
+func newEgressRules(stateDir string, resolvers []netip.Addr) *egressRules {
+	sum := sha256.Sum256([]byte(stateDir))
+	return &egressRules{
+		table: &nftables.Table{Name: fmt.Sprintf("sandbox-agent-egress-%x", sum[:4]), Family: nftables.TableFamilyINet},
+		// The groups are the node's; low ones have names in other people's configurations.
+		group:     1024 + binary.BigEndian.Uint16(sum[4:])%(1<<15),
+		resolvers: resolvers,
+		sandboxes: map[string]*governed{}, byAddress: map[netip.Addr]*governed{},
+	}
+}
+
+// The maps from a sandbox's address to its chain.
+func (r *egressRules) chains(name string, four bool) *nftables.Set {
+	s := &nftables.Set{Table: r.table, Name: name + "6", IsMap: true, KeyType: nftables.TypeIP6Addr, DataType: nftables.TypeVerdict}
+	if four {
+		s.Name, s.KeyType = name+"4", nftables.TypeIPAddr
+	}
+	return s
+}
+
+// destinations is the set of what a sandbox's resolved names have opened.
+func (r *egressRules) destinations(id string, four bool) *nftables.Set {
+	s := &nftables.Set{Table: r.table, Name: "open6-" + id, HasTimeout: true, Concatenation: true, Size: maxOpen, KeyType: destination6}
+	if four {
+		s.Name, s.KeyType = "open4-"+id, destination4
+	}
+	return s
+}
+
+var (
+	destination4 = nftables.MustConcatSetType(nftables.TypeIPAddr, nftables.TypeInetProto, nftables.TypeInetService)
+	destination6 = nftables.MustConcatSetType(nftables.TypeIP6Addr, nftables.TypeInetProto, nftables.TypeInetService)
+)
+
+const (
+	fromSandbox, toSandbox = "from", "to"
+	sentHook, reachedHook  = "sent", "reached"
+	inbound                = "inbound"
+	firstRegister          = 8 // NFT_REG32_00: registers of four bytes, of which a concatenation takes as many as it needs
+)
+
+func outChain(id string) string    { return "out-" + id }
+func boundsChain(id string) string { return "bounds-" + id }
+func refuseChain(id string) string { return "refuse-" + id }
+func bytesObject(id string) string { return "bytes-" + id }
+func connsObject(id string) string { return "connections-" + id }
+func refusals(id string) string    { return "refused-" + id }
+
+// track makes the sandbox known, before anything of it is in the kernel.
+func (r *egressRules) track(rec *Record) *governed {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	g := r.sandboxes[rec.ID]
+	if g == nil {
+		g = &governed{open: map[resolver.Destination]time.Time{}}
+		r.sandboxes[rec.ID] = g
+	}
+	g.rec, g.policy = rec, egress.NewPolicy(rec.Egress.mode(), rec.Egress.Entries)
+	for _, a := range rec.Addresses {
+		r.byAddress[a] = g
+	}
+	return g
+}
+
+func (r *egressRules) forget(id string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	maps.DeleteFunc(r.byAddress, func(_ netip.Addr, g *governed) bool { return g.rec.ID == id })
+	delete(r.sandboxes, id)
+}
+
+// at is the sandbox with this address.
+func (r *egressRules) at(a netip.Addr) *governed {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.byAddress[a]
+}
+
+// set makes the table anew for these sandboxes, with what their names have opened as far as this process knows. Callers hold
+// Manager.changing, as those of add and remove.
+func (r *egressRules) set(all []*Record) error {
+	c, err := dialNFT()
+	if err != nil {
+		return err
+	}
+	c.AddTable(r.table)
+	c.DelTable(r.table)
+	if len(all) == 0 {
+		return flushed(c)
+	}
+	c.AddTable(r.table)
+	if err := r.addHooks(c); err != nil {
+		return err
+	}
+	for _, rec := range all {
+		if err := r.addSandbox(c, r.track(rec)); err != nil {
+			return err
+		}
+	}
+	return flushed(c)
+}
+
+// add adds one sandbox, and makes the table anew where that can't be done: the first one, or somebody has taken it away.
+func (r *egressRules) add(rec *Record, others func() ([]*Record, error)) error {
+	c, err := dialNFT()
+	if err != nil {
+		return err
+	}
+	if err := r.addSandbox(c, r.track(rec)); err != nil {
+		return err
+	}
+	if c.Flush() == nil {
+		return nil
+	}
+	all, err := others()
+	if err != nil {
+		return err
+	}
+	return r.set(append(slices.DeleteFunc(all, func(o *Record) bool { return o.ID == rec.ID || len(o.Links) == 0 }), rec))
+}
+
+// addHooks adds what leads to the sandboxes' chains. What they send is looked at when its connection is known and before a
+// service's address is translated: what they asked for is what counts. Where it leads then is the listeners' rules' to see.
+func (r *egressRules) addHooks(c *nftables.Conn) error {
+	for _, name := range []string{fromSandbox, toSandbox} {
+		for _, four := range []bool{true, false} {
+			if err := c.AddSet(r.chains(name, four), nil); err != nil {
+				return fmt.Errorf("making a map of sandboxes: %w", err)
+			}
+		}
+	}
+	in := c.AddChain(&nftables.Chain{Table: r.table, Name: inbound})
+	// A connection from outside would be a way out for what the command has ready for it.
+	r.rule(c, in, slices.Concat(ctState(expr.CtStateBitNEW), rejectWith(unix.NFT_REJECT_ICMPX_UNREACH, icmpxAdminProhibited))...)
+	policy := nftables.ChainPolicyAccept
+	sent := c.AddChain(&nftables.Chain{
+		Table: r.table, Name: sentHook, Type: nftables.ChainTypeFilter, Hooknum: nftables.ChainHookPrerouting, Priority: nftables.ChainPriorityMangle, Policy: &policy,
+	})
+	reached := c.AddChain(&nftables.Chain{
+		Table: r.table, Name: reachedHook, Type: nftables.ChainTypeFilter, Hooknum: nftables.ChainHookForward, Priority: nftables.ChainPriorityRef(-9), Policy: &policy,
+	})
+	for _, four := range []bool{true, false} {
+		r.rule(c, sent, r.byAddressOf(fromSandbox, four, false)...)
+		r.rule(c, reached, r.byAddressOf(toSandbox, four, true)...)
+	}
+	return nil
+}
+
+func (r *egressRules) rule(c *nftables.Conn, chain *nftables.Chain, e ...expr.Any) {
+	c.AddRule(&nftables.Rule{Table: r.table, Chain: chain, Exprs: e})
+}
+
+// byAddressOf goes where a map says for a packet's source or destination.
+func (r *egressRules) byAddressOf(name string, four, destination bool) []expr.Any {
+	family, a := listeners.IPv6, netip.IPv6Unspecified()
+	if four {
+		family, a = listeners.IPv4, netip.IPv4Unspecified()
+	}
+	offset := sourceOffset(a)
+	if destination {
+		offset = destinationOffset(a)
+	}
+	return append(ofFamily(family, routedLayer),
+		&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseNetworkHeader, Offset: offset, Len: uint32(a.BitLen() / 8)},
+		&expr.Lookup{SourceRegister: 1, SetName: r.chains(name, four).Name, IsDestRegSet: true})
+}
+
+// addSandbox adds what is a sandbox's own.
+func (r *egressRules) addSandbox(c *nftables.Conn, g *governed) error {
+	id, e := g.rec.ID, g.rec.Egress
+	quota := e.Bytes
+	if quota == 0 {
+		quota = noBound
+	}
+	c.AddObj(&nftables.QuotaObj{Table: r.table, Name: bytesObject(id), Bytes: quota, Over: true})
+	c.AddObj(&nftables.CounterObj{Table: r.table, Name: connsObject(id)})
+	c.AddObj(&nftables.CounterObj{Table: r.table, Name: refusals(id)})
+	now := time.Now()
+	for _, four := range []bool{true, false} {
+		if err := c.AddSet(r.destinations(id, four), r.elementsOf(g, four, now)); err != nil {
+			return fmt.Errorf("making the set of destinations of sandbox %s: %w", id, err)
+		}
+	}
+	refuse := c.AddChain(&nftables.Chain{Table: r.table, Name: refuseChain(id)})
+	r.addRefusal(c, refuse, id)
+	bounds := c.AddChain(&nftables.Chain{Table: r.table, Name: boundsChain(id)})
+	r.addBounds(c, bounds, id, e)
+	out := c.AddChain(&nftables.Chain{Table: r.table, Name: outChain(id)})
+	r.addOut(c, out, g)
+	for _, a := range g.rec.Addresses {
+		elements := map[string]string{fromSandbox: outChain(id)}
+		if e.mode() != egress.Open {
+			elements[toSandbox] = inbound
+		}
+		for name, chain := range elements {
+			if err := c.SetAddElements(r.chains(name, a.Is4()), []nftables.SetElement{{
+				Key: a.AsSlice(), VerdictData: &expr.Verdict{Kind: expr.VerdictGoto, Chain: chain},
+			}}); err != nil {
+				return fmt.Errorf("adding sandbox %s to the map of sandboxes: %w", id, err)
+			}
+		}
+	}
+	return nil
+}
+
+// addOut adds the rules for what the sandbox sends.
+func (r *egressRules) addOut(c *nftables.Conn, chain *nftables.Chain, g *governed) {
+	id, mode := g.rec.ID, g.rec.Egress.mode()
+	for _, t := range neighbourTypes() {
+		r.rule(c, chain, append(t, &expr.Verdict{Kind: expr.VerdictAccept})...)
+	}
+	if mode == egress.Allowlist {
+		for _, e := range r.toResolvers() {
+			r.rule(c, chain, append(e, &expr.Verdict{Kind: expr.VerdictAccept})...)
+		}
+	}
+	refuse := &expr.Verdict{Kind: expr.VerdictGoto, Chain: refuseChain(id)}
+	r.rule(c, chain, &expr.Objref{Type: int(nftables.ObjTypeQuota), Name: bytesObject(id)}, refuse)
+	// What goes on was let through when it began, or is the answer to somebody who could begin it; it outlives the time of a
+	// destination.
+	r.rule(c, chain, append(ctState(expr.CtStateBitESTABLISHED), &expr.Verdict{Kind: expr.VerdictAccept})...)
+	for _, proto := range []byte{unix.IPPROTO_ICMP, unix.IPPROTO_ICMPV6} { // an error that belongs to such a connection
+		r.rule(c, chain, slices.Concat(l4proto(expr.CmpOpEq, proto), ctState(expr.CtStateBitRELATED), []expr.Any{&expr.Verdict{Kind: expr.VerdictAccept}})...)
+	}
+	bounds := &expr.Verdict{Kind: expr.VerdictGoto, Chain: boundsChain(id)}
+	switch mode {
+	case egress.Open:
+		r.rule(c, chain, bounds)
+	case egress.Allowlist:
+		for _, four := range []bool{true, false} {
+			r.rule(c, chain, append(r.isOpen(id, four), bounds)...)
+		}
+		for _, e := range g.policy.Ranges() {
+			for _, exprs := range compile(rangeRule(e), routedLayer) {
+				// The last is the rule's own verdict, with its counter before it.
+				r.rule(c, chain, append(exprs[:len(exprs)-2], bounds)...)
+			}
+		}
+	}
+	r.rule(c, chain, refuse)
+}
+
+func rangeRule(e egress.Entry) listeners.Rule {
+	proto := uint8(listeners.TCP)
+	if e.Protocol == egress.UDP {
+		proto = listeners.UDP
+	}
+	return listeners.Rule{Protocols: []uint8{proto}, Ports: e.Ports, To: []netip.Prefix{e.Range}, Action: listeners.Admit}
+}
+
+// isOpen matches what the sandbox's names have opened.
+func (r *egressRules) isOpen(id string, four bool) []expr.Any {
+	family, a, next := listeners.IPv6, netip.IPv6Unspecified(), uint32(firstRegister+4)
+	if four {
+		family, a, next = listeners.IPv4, netip.IPv4Unspecified(), firstRegister+1
+	}
+	return append(ofFamily(family, routedLayer),
+		&expr.Payload{DestRegister: firstRegister, Base: expr.PayloadBaseNetworkHeader, Offset: destinationOffset(a), Len: uint32(a.BitLen() / 8)},
+		&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: next},
+		&expr.Payload{DestRegister: next + 1, Base: expr.PayloadBaseTransportHeader, Offset: 2, Len: 2},
+		&expr.Lookup{SourceRegister: firstRegister, SetName: r.destinations(id, four).Name})
+}
+
+// toResolvers match questions for names, as long as the node itself has the resolver's address.
+func (r *egressRules) toResolvers() (out [][]expr.Any) {
+	for _, a := range r.resolvers {
+		for _, proto := range []uint8{listeners.TCP, listeners.UDP} {
+			rule := listeners.Rule{Protocols: []uint8{proto}, Ports: []uint16{dnsPort}, To: hostRanges(a), Action: listeners.Admit}
+			for _, e := range compile(rule, routedLayer) {
+				out = append(out, append(e[:len(e)-2],
+					&expr.Fib{Register: 1, FlagDADDR: true, ResultADDRTYPE: true},
+					&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: binaryutil.NativeEndian.PutUint32(unix.RTN_LOCAL)}))
+			}
+		}
+	}
+	return out
+}
+
+func hostRanges(a netip.Addr) []netip.Prefix { return []netip.Prefix{netip.PrefixFrom(a, a.BitLen())} }
+
+const dnsPort = 53
+
+// neighbourTypes match what keeps IPv6 going on the link.
+func neighbourTypes() (out [][]expr.Any) {
+	rule := listeners.Rule{Family: listeners.IPv6, Protocols: []uint8{listeners.ICMPv6}, ICMPTypes: listeners.Neighbours(), Action: listeners.Admit}
+	for _, e := range compile(rule, routedLayer) {
+		out = append(out, e[:len(e)-2])
+	}
+	return out
+}
+
+// addBounds admits a new connection within the session's bounds.
+func (r *egressRules) addBounds(c *nftables.Conn, chain *nftables.Chain, id string, e Egress) {
+	refuse := &expr.Verdict{Kind: expr.VerdictGoto, Chain: refuseChain(id)}
+	if e.PerSecond > 0 {
+		r.rule(c, chain, append(ctState(expr.CtStateBitNEW),
+			&expr.Limit{Type: expr.LimitTypePkts, Rate: uint64(e.PerSecond), Unit: expr.LimitTimeSecond, Burst: e.PerSecond, Over: true}, refuse)...)
+	}
+	if e.Connections > 0 {
+		r.rule(c, chain, append(ctState(expr.CtStateBitNEW), &expr.Connlimit{Count: e.Connections, Flags: expr.NFT_CONNLIMIT_F_INV}, refuse)...)
+	}
+	r.rule(c, chain, append(ctState(expr.CtStateBitNEW), &expr.Objref{Type: int(nftables.ObjTypeCounter), Name: connsObject(id)})...)
+	r.rule(c, chain, &expr.Verdict{Kind: expr.VerdictAccept})
+}
+
+// addRefusal counts, tells and answers.
+func (r *egressRules) addRefusal(c *nftables.Conn, chain *nftables.Chain, id string) {
+	r.rule(c, chain, &expr.Objref{Type: int(nftables.ObjTypeCounter), Name: refusals(id)})
+	r.rule(c, chain, tell(r.group)...)
+	r.rule(c, chain, append(l4proto(expr.CmpOpEq, unix.IPPROTO_TCP), &expr.Reject{Type: unix.NFT_REJECT_TCP_RST})...)
+	r.rule(c, chain, &expr.Reject{Type: unix.NFT_REJECT_ICMPX_UNREACH, Code: icmpxAdminProhibited})
+}
+
+func rejectWith(kind uint32, code uint8) []expr.Any {
+	return []expr.Any{&expr.Counter{}, &expr.Reject{Type: kind, Code: code}}
+}
+
+func ctState(bits uint32) []expr.Any {
+	return []expr.Any{
+		&expr.Ct{Key: expr.CtKeySTATE, Register: 1},
+		&expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: 4, Mask: binaryutil.NativeEndian.PutUint32(bits), Xor: make([]byte, 4)},
+		&expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: make([]byte, 4)},
+	}
+}
+
+// elementsOf are the destinations that are open for some time yet.
+func (r *egressRules) elementsOf(g *governed, four bool, now time.Time) []nftables.SetElement {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	var out []nftables.SetElement
+	for d, until := range g.open {
+		if d.Addr.Is4() == four && until.After(now) {
+			out = append(out, element(d, until.Sub(now)))
+		}
+	}
+	return out
+}
+
+// element is a destination as a key: each part fills registers of four bytes.
+func element(d resolver.Destination, hold time.Duration) nftables.SetElement {
+	proto := byte(unix.IPPROTO_TCP)
+	if d.Protocol == egress.UDP {
+		proto = unix.IPPROTO_UDP
+	}
+	key := append(d.Addr.AsSlice(), proto, 0, 0, 0)
+	return nftables.SetElement{Key: append(binary.BigEndian.AppendUint16(key, d.Port), 0, 0), Timeout: hold}
+}
+
+// admit opens destinations to a sandbox for at least this long.
+func (r *egressRules) admit(id string, to []resolver.Destination, hold time.Duration) error {
+	g, fresh, err := r.worth(id, to, hold)
+	if err != nil || len(fresh) == 0 {
+		return err
+	}
+	c, err := dialNFT()
+	if err != nil {
+		return err
+	}
+	for _, four := range []bool{true, false} {
+		var e []nftables.SetElement
+		for _, d := range fresh {
+			if d.Addr.Is4() == four {
+				e = append(e, element(d, hold+newest))
+			}
+		}
+		if len(e) == 0 {
+			continue
+		}
+		// The time of one that is there does not change by adding it again, and one that is not there can't be deleted.
+		set := r.destinations(id, four)
+		if err := errors.Join(c.SetAddElements(set, e), c.SetDeleteElements(set, e), c.SetAddElements(set, e)); err != nil {
+			return fmt.Errorf("opening destinations to sandbox %s: %w", id, err)
+		}
+	}
+	if err := c.Flush(); err != nil {
+		return fmt.Errorf("opening destinations to sandbox %s: %w", id, err)
+	}
+	until := time.Now().Add(hold)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, d := range fresh {
+		g.open[d] = until
+	}
+	return nil
+}
+
+// worth are the destinations that are not open for so long yet.
+func (r *egressRules) worth(id string, to []resolver.Destination, hold time.Duration) (*governed, []resolver.Destination, error) {
+	now := time.Now()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	g := r.sandboxes[id]
+	if g == nil {
+		return nil, nil, fmt.Errorf("opening destinations to sandbox %s: %w", id, ErrNotFound)
+	}
+	var fresh []resolver.Destination
+	for _, d := range to {
+		if g.open[d].Before(now.Add(hold - newest)) {
+			fresh = append(fresh, d)
+		}
+	}
+	if len(g.open)+len(fresh) > maxOpen {
+		maps.DeleteFunc(g.open, func(_ resolver.Destination, until time.Time) bool { return until.Before(now) })
+	}
+	return g, fresh, nil
+}
+
+// remove takes away what is a sandbox's own.
+func (r *egressRules) remove(rec *Record) error {
+	r.forget(rec.ID)
+	c, err := dialNFT()
+	if err != nil {
+		return err
+	}
+	for _, a := range rec.Addresses {
+		names := []string{fromSandbox}
+		if rec.Egress.mode() != egress.Open {
+			names = append(names, toSandbox)
+		}
+		for _, name := range names {
+			if err := c.SetDeleteElements(r.chains(name, a.Is4()), []nftables.SetElement{{Key: a.AsSlice()}}); err != nil {
+				return fmt.Errorf("removing sandbox %s from the map of sandboxes: %w", rec.ID, err)
+			}
+		}
+	}
+	chains := []string{outChain(rec.ID), boundsChain(rec.ID), refuseChain(rec.ID)}
+	for _, name := range chains {
+		c.FlushChain(&nftables.Chain{Table: r.table, Name: name})
+	}
+	for _, name := range chains {
+		c.DelChain(&nftables.Chain{Table: r.table, Name: name})
+	}
+	for _, four := range []bool{true, false} {
+		c.DelSet(r.destinations(rec.ID, four))
+	}
+	c.DeleteObject(&nftables.QuotaObj{Table: r.table, Name: bytesObject(rec.ID)})
+	c.DeleteObject(&nftables.CounterObj{Table: r.table, Name: connsObject(rec.ID)})
+	c.DeleteObject(&nftables.CounterObj{Table: r.table, Name: refusals(rec.ID)})
+	if err := c.Flush(); err != nil && !errors.Is(err, unix.ENOENT) {
+		return fmt.Errorf("removing the egress rules of sandbox %s: %w", rec.ID, err)
+	}
+	return nil
+}
+
+// traffic reads the counters of a sandbox.
+func (r *egressRules) traffic(id string) (Traffic, error) {
+	c, err := dialNFT()
+	if err != nil {
+		return Traffic{}, err
+	}
+	var t Traffic
+	for _, o := range []struct {
+		object nftables.Obj
+		to     *uint64
+	}{
+		{&nftables.QuotaObj{Table: r.table, Name: bytesObject(id)}, &t.BytesOut},
+		{&nftables.CounterObj{Table: r.table, Name: connsObject(id)}, &t.Connections},
+		{&nftables.CounterObj{Table: r.table, Name: refusals(id)}, &t.Refused},
+	} {
+		got, err := c.GetObject(o.object)
+		if err != nil {
+			return Traffic{}, fmt.Errorf("reading what sandbox %s has sent: %w", id, err)
+		}
+		switch x := got.(type) {
+		case *nftables.QuotaObj:
+			*o.to = x.Consumed
+		case *nftables.CounterObj:
+			*o.to = x.Packets
+		}
+	}
+	return t, nil
+}
+
+// intact says whether the table has the chains of these sandboxes, with as many rules as they were given.
+func (r *egressRules) intact(all []*Record) bool {
+	c, err := dialNFT()
+	if err != nil {
+		return false
+	}
+	for _, rec := range all {
+		for _, name := range []string{outChain(rec.ID), boundsChain(rec.ID), refuseChain(rec.ID)} {
+			found, err := c.GetRules(r.table, &nftables.Chain{Table: r.table, Name: name})
+			if err != nil || len(found) == 0 {
+				return false
+			}
+		}
+		for _, a := range rec.Addresses {
+			found, err := c.GetSetElements(r.chains(fromSandbox, a.Is4()))
+			if err != nil || !slices.ContainsFunc(found, func(e nftables.SetElement) bool { return slices.Equal(e.Key, a.AsSlice()) }) {
+				return false
+			}
+		}
+	}
+	for _, hook := range []string{sentHook, reachedHook} {
+		if found, err := c.GetRules(r.table, &nftables.Chain{Table: r.table, Name: hook}); err != nil || len(found) == 0 {
+			return false
+		}
+	}
+	return true
+}

@@ -1,0 +1,344 @@
+package network
+
+import (
+	"bufio"
+	"context"
+	"net/netip"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/nftables"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/sandbox-agent/sandbox-agent/internal/network/resolver"
+	"github.com/sandbox-agent/sandbox-agent/internal/runtime/hostkernel"
+	"github.com/sandbox-agent/sandbox-agent/internal/testkit/netlab"
+	"github.com/sandbox-agent/sandbox-agent/pkg/egress"
+)
+
+const resolverAddr = "169.254.53.53"
+
+// egressLab is a node with a resolver, and a nameserver in the world.
+type egressLab struct {
+	*lab
+	zone *netlab.Zone
+
+	mu      sync.Mutex
+	refused []string
+	stop    func()
+}
+
+func newEgressLab(t *testing.T) *egressLab {
+	l := &egressLab{lab: newLab(t, false)}
+	l.zone = l.DNS(l.World, netlab.Web+":53")
+	o := l.opts
+	o.Egress = EgressOptions{
+		Resolvers: []netip.Addr{netip.MustParseAddr(resolverAddr)},
+		Refused: func(id, what string) {
+			l.mu.Lock()
+			defer l.mu.Unlock()
+			l.refused = append(l.refused, id+" "+what)
+		},
+	}
+	var err error
+	l.Manager, err = New(o)
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, l.egress.set(nil)) })
+	l.run()
+	t.Cleanup(func() { l.stop() })
+	return l
+}
+
+// run has the manager run, until stop.
+func (l *egressLab) run() {
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	go func() { l.Run(ctx); close(done) }()
+	l.stop = func() { cancel(); <-done }
+	require.Eventually(l.t, func() bool {
+		return l.Command("/proc/self/ns/net", "python3", "-c", `
+import socket
+s = socket.socket(); s.connect(('`+resolverAddr+`', 53))`).Run() == nil
+	}, 20*time.Second, 50*time.Millisecond)
+}
+
+func (l *egressLab) under(id string, e Egress) *Record {
+	l.t.Helper()
+	ns, err := hostkernel.NewNetwork()
+	require.NoError(l.t, err)
+	defer ns.Close()
+	l.t.Cleanup(func() { require.NoError(l.t, l.Remove(context.Background(), id)) })
+	_, err = l.ConnectUnder(l.t.Context(), id, Bridge, e, ns)
+	require.NoError(l.t, err)
+	rec, err := l.Get(id)
+	require.NoError(l.t, err)
+	return rec
+}
+
+func entries(t *testing.T, texts ...string) []egress.Entry {
+	t.Helper()
+	var out []egress.Entry
+	for _, s := range texts {
+		e, err := egress.ParseText(s)
+		require.NoError(t, err)
+		out = append(out, e)
+	}
+	return out
+}
+
+// lookup is a client that asks for names, "NAME" or "NAME@SERVER", and says what it is told.
+const lookup = `
+import socket, struct, sys
+for t in sys.argv[1:]:
+    name, _, server = t.partition('@')
+    name, _, kind = name.partition('/')
+    q = struct.pack('>HHHHHH', 7, 0x100, 1, 0, 0, 0) + b''.join(bytes([len(l)]) + l.encode() for l in name.split('.')) + b'\0' + struct.pack('>HH', 28 if kind == '6' else 1, 1)
+    s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    s.settimeout(5)
+    try:
+        s.connect((server or '` + resolverAddr + `', 53))
+        s.send(q)
+        r = s.recv(4096)
+    except socket.timeout:
+        print('hangs'); continue
+    except OSError:
+        print('refused'); continue
+    code, n = r[3] & 15, struct.unpack('>H', r[6:8])[0]
+    if code: print('code', code); continue
+    if not n: print('none'); continue
+    print(socket.inet_ntop(socket.AF_INET6, r[-16:]) if kind == '6' else socket.inet_ntop(socket.AF_INET, r[-4:]))
+`
+
+func (l *egressLab) lookup(rec *Record, names ...string) []string {
+	l.t.Helper()
+	cmd := l.Command(rec.Namespace, append([]string{"python3", "-c", lookup}, names...)...)
+	cmd.Stderr = os.Stderr
+	out, err := cmd.Output()
+	require.NoError(l.t, err)
+	return strings.Split(strings.TrimSpace(string(out)), "\n")
+}
+
+func (l *egressLab) told() []string {
+	l.t.Helper()
+	require.NoError(l.t, l.Settle(l.t.Context()))
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	out := slices.Clone(l.refused)
+	l.refused = nil
+	return out
+}
+
+func TestASandboxReachesWhatItsListSaysAndNothingElse(t *testing.T) {
+	l := newEgressLab(t)
+	all := l.serve(l.World, "tcp "+netlab.Web+" 443", "tcp "+netlab.Web6+" 443", "tcp "+netlab.Web+" 80", "tcp "+netlab.Other+" 443", "udp "+netlab.Web+" 4000",
+		"udp "+netlab.Web6+" 4000", "tcp "+netlab.Other+" 22", "tcp "+netlab.Metadata+" 443")
+	l.zone.Set("web.example", netlab.Web, netlab.Web6)
+	l.zone.Set("meta.example", netlab.Metadata)
+	l.zone.Set("node.example", netlab.NodeAddr)
+	l.zone.Set("alias.example", "other.hidden.example")
+	l.zone.Set("other.hidden.example", netlab.Other)
+
+	open := l.under("sb-open", Egress{})
+	for i, what := range l.try(open, all[:7]) {
+		require.Equal(t, "reached x", what, "control: under no policy %s answers", all[i])
+	}
+	require.Equal(t, []string{netlab.Other}, l.lookup(open, "other.hidden.example@"+netlab.Web), "control: the nameserver answers")
+
+	one := l.under("sb-one", Egress{Mode: egress.Allowlist, Entries: entries(t, "web.example:443 web", "web.example:4000/udp u", "meta.example m", "node.example n", netlab.Other+":22 git")})
+	two := l.under("sb-two", Egress{Mode: egress.Allowlist, Entries: entries(t, "alias.example:443 other")})
+	none := l.under("sb-none", Egress{Mode: egress.None})
+	require.Equal(t, []netip.Addr{netip.MustParseAddr(resolverAddr)}, one.Nameservers)
+
+	refusedAll := []string{"refused", "refused", "refused", "refused", "refused", "refused", "refused", "refused"}
+	require.Equal(t, refusedAll, l.try(none, all))
+	require.Equal(t, refusedAll, l.try(two, all))
+	require.Equal(t, []string{"refused", "refused", "refused", "refused", "refused", "refused", "reached x", "refused"}, l.try(one, all), "nothing is open before its name was asked for")
+
+	asked := len(l.zone.Asked())
+	require.Equal(t, []string{"code 3", "code 3", "refused"}, l.lookup(one, "alias.example", "other.hidden.example", "web.example@"+netlab.Web))
+	require.Len(t, l.zone.Asked(), asked, "nothing of it went out")
+	require.Equal(t, []string{netlab.Web, netlab.Web6, "none", "none"}, l.lookup(one, "web.example", "web.example/6", "meta.example", "node.example"))
+	require.Equal(t, []string{netlab.Other, "code 3"}, l.lookup(two, "alias.example", "web.example"))
+	require.Equal(t, []string{"hangs"}, l.lookup(open, "web.example"), "who has no list is not served")
+	require.Equal(t, []string{"refused"}, l.lookup(none, "web.example"))
+
+	require.Equal(t, []string{"reached x", "reached x", "refused", "refused", "reached x", "reached x", "reached x", "refused"}, l.try(one, all))
+	require.Equal(t, []string{"refused", "refused", "refused", "reached x", "refused", "refused", "refused", "refused"}, l.try(two, all))
+
+	told := l.told()
+	for _, want := range []string{
+		"sb-one " + netlab.Web + ":80/tcp", "sb-one " + netlab.Other + ":443/tcp", "sb-two " + netlab.Web + ":4000/udp", "sb-two [" + netlab.Web6 + "]:443/tcp",
+		"sb-none " + netlab.Other + ":22/tcp", "sb-one other.hidden.example", "sb-one " + netlab.Web + ":53/udp",
+		"sb-one meta.example (" + netlab.Metadata + " is no address of another host)",
+	} {
+		require.Contains(t, told, want)
+	}
+	for _, of := range []*Record{one, two, none} {
+		traffic, err := l.Traffic(of.ID)
+		require.NoError(t, err)
+		require.NotZero(t, traffic.Refused, of.ID)
+	}
+	traffic, err := l.Traffic(one.ID)
+	require.NoError(t, err)
+	require.EqualValues(t, 6, traffic.Connections)
+	require.Greater(t, traffic.BytesOut, uint64(500))
+}
+
+func TestADestinationClosesAfterItsTimeAndAnEstablishedConnectionGoesOn(t *testing.T) {
+	l := newEgressLab(t)
+	l.serve(l.World, "tcp "+netlab.Web+" 443")
+	rec := l.under("sb-one", Egress{Mode: egress.Allowlist, Entries: entries(t, "web.example:443 web")})
+	to := resolver.Destination{Addr: netip.MustParseAddr(netlab.Web), Protocol: egress.TCP, Port: 443}
+	probe := []string{"tcp " + netlab.Web + " 443"}
+	require.NoError(t, l.egress.admit(rec.ID, []resolver.Destination{to}, time.Hour))
+	require.Equal(t, []string{"reached x"}, l.try(rec, probe))
+	set := l.egress.destinations(rec.ID, true)
+	require.True(t, l.expire(set, to))
+	require.Equal(t, []string{"refused"}, l.try(rec, probe))
+	delete(l.egress.sandboxes[rec.ID].open, to)
+	require.NoError(t, l.egress.admit(rec.ID, []resolver.Destination{to}, time.Hour))
+	require.NoError(t, l.egress.admit(rec.ID, []resolver.Destination{to}, 2*time.Hour), "one that is there is prolonged")
+	c, err := dialNFT()
+	require.NoError(t, err)
+	found, err := c.GetSetElements(set)
+	require.NoError(t, err)
+	require.Len(t, found, 1)
+	require.Greater(t, found[0].Expires, 90*time.Minute)
+	// A connection that was begun goes on when its destination is closed.
+	require.NoError(t, l.egress.admit(rec.ID, []resolver.Destination{{Addr: to.Addr, Protocol: egress.UDP, Port: 4000}}, time.Hour))
+	l.serve(l.World, "udp "+netlab.Web+" 4000")
+	cmd := l.Command(rec.Namespace, "python3", "-uc", `
+import socket, sys
+s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); s.settimeout(5)
+s.connect(('`+netlab.Web+`', 4000))
+for line in sys.stdin:
+    s.send(b'x'); print(s.recv(10).decode().strip())
+`)
+	in, err := cmd.StdinPipe()
+	require.NoError(t, err)
+	out, err := cmd.StdoutPipe()
+	require.NoError(t, err)
+	require.NoError(t, cmd.Start())
+	lines := bufio.NewScanner(out)
+	for i := range 3 {
+		_, err := in.Write([]byte("\n"))
+		require.NoError(t, err)
+		require.True(t, lines.Scan())
+		require.Equal(t, "x", lines.Text())
+		if i == 0 {
+			require.True(t, l.expire(set, resolver.Destination{Addr: to.Addr, Protocol: egress.UDP, Port: 4000}))
+			require.Equal(t, []string{"refused"}, l.try(rec, []string{"udp " + netlab.Web + " 4000"}), "a new one does not")
+		}
+	}
+	require.NoError(t, in.Close())
+	require.NoError(t, cmd.Wait())
+}
+
+// expire gives an open destination a time that is over soon, and waits for that.
+func (l *egressLab) expire(set *nftables.Set, to resolver.Destination) bool {
+	c, err := dialNFT()
+	require.NoError(l.t, err)
+	e := []nftables.SetElement{element(to, 10*time.Millisecond)}
+	require.NoError(l.t, c.SetDeleteElements(set, e))
+	require.NoError(l.t, c.SetAddElements(set, e))
+	require.NoError(l.t, c.Flush())
+	return assert.Eventually(l.t, func() bool {
+		found, err := c.GetSetElements(set)
+		require.NoError(l.t, err)
+		return !slices.ContainsFunc(found, func(f nftables.SetElement) bool { return slices.Equal(f.Key, e[0].Key) })
+	}, 10*time.Second, 10*time.Millisecond)
+}
+
+func TestARestartOfTheAgentClosesNothing(t *testing.T) {
+	l := newEgressLab(t)
+	l.serve(l.World, "tcp "+netlab.Web+" 443")
+	l.zone.Set("web.example", netlab.Web)
+	rec := l.under("sb-one", Egress{Mode: egress.Allowlist, Entries: entries(t, "web.example:443 web")})
+	listed, err := exec.Command("nft", "list", "ruleset").CombinedOutput()
+	require.NoError(t, err, string(listed))
+	require.Contains(t, string(listed), "ip daddr . meta l4proto . th dport @open4-sb-one", "an operator can read it")
+	probe := []string{"tcp " + netlab.Web + " 443"}
+	require.Equal(t, []string{netlab.Web}, l.lookup(rec, "web.example"))
+	require.Equal(t, []string{"reached x"}, l.try(rec, probe))
+	l.stop()
+	require.Equal(t, []string{"reached x"}, l.try(rec, probe), "the kernel keeps it")
+	require.Equal(t, []string{"refused"}, l.lookup(rec, "web.example"), "nobody answers for the resolver")
+
+	again, err := New(l.opts)
+	require.NoError(t, err)
+	l.Manager = again
+	require.NoError(t, l.Restore())
+	require.Equal(t, []string{"reached x"}, l.try(rec, probe))
+	l.run()
+	require.Equal(t, []string{netlab.Web}, l.lookup(rec, "web.example"))
+	require.Equal(t, []string{"refused"}, l.try(rec, []string{"tcp " + netlab.Other + " 443"}))
+
+	nft(t, "delete table inet "+l.egress.table.Name)
+	require.False(t, l.egress.intact([]*Record{rec}))
+	require.NoError(t, l.Restore())
+	require.Equal(t, []string{"reached x", "refused"}, l.try(rec, append(probe, "tcp "+netlab.Other+" 443")), "with what is open")
+}
+
+func TestASandboxKeepsWithinItsBounds(t *testing.T) {
+	l := newEgressLab(t)
+	l.serve(l.World, "udp "+netlab.Web+" 4000")
+	few := l.under("sb-few", Egress{Connections: 3})
+	var six []string
+	for range 6 {
+		six = append(six, "udp "+netlab.Web+" 4000") // each socket's connection is known for a while after it is closed
+	}
+	reached := func(rec *Record) (n int) {
+		for _, what := range l.try(rec, six) {
+			require.NotEqual(t, "hangs", what)
+			if what == "reached x" {
+				n++
+			}
+		}
+		return n
+	}
+	require.Equal(t, 6, reached(l.under("sb-free", Egress{})), "the control")
+	require.Equal(t, 3, reached(few))
+	require.Less(t, reached(l.under("sb-slow", Egress{PerSecond: 1})), 6)
+	small := l.under("sb-small", Egress{Bytes: 100})
+	require.Less(t, reached(small), 6)
+	traffic, err := l.Traffic(small.ID)
+	require.NoError(t, err)
+	require.NotZero(t, traffic.Refused)
+}
+
+func TestNobodyConnectsToASandboxWithAList(t *testing.T) {
+	l := newEgressLab(t)
+	l.Sandboxes = []string{bridge4}
+	open, listed := l.under("sb-open", Egress{}), l.under("sb-listed", Egress{Mode: egress.Allowlist})
+	for _, rec := range []*Record{open, listed} {
+		l.serve(rec.Namespace, "tcp "+rec.Addresses[0].String()+" 8000")
+	}
+	out, err := l.Command(l.World, "ip", "route", "add", bridge4, "via", netlab.NodeAddr).CombinedOutput()
+	require.NoError(t, err, string(out))
+	outside := &Record{Namespace: l.World}
+	require.Equal(t, []string{"reached x", "refused"}, l.try(outside, []string{"tcp " + open.Addresses[0].String() + " 8000", "tcp " + listed.Addresses[0].String() + " 8000"}))
+}
+
+func TestWhatAPacketsHeadersSay(t *testing.T) {
+	v4 := []byte{0x45, 0, 0, 40, 0, 0, 0, 0, 64, 6, 0, 0, 10, 0, 0, 1, 198, 51, 100, 7, 0x80, 0, 1, 187}
+	from, to, ok := headers(v4)
+	require.True(t, ok)
+	require.Equal(t, "10.0.0.1 198.51.100.7:443/tcp", from.String()+" "+to)
+	v6 := append(append([]byte{0x60, 0, 0, 0, 0, 8, 58, 64}, netip.MustParseAddr("fd00::1").AsSlice()...), netip.MustParseAddr("2001:db8::1").AsSlice()...)
+	_, to, ok = headers(v6)
+	require.True(t, ok)
+	require.Equal(t, "2001:db8::1/icmp", to)
+	for n := range len(v4) {
+		_, _, _ = headers(v4[:n])
+	}
+	for _, bad := range [][]byte{nil, {0x45}, v6[:39], append([]byte{0x4f}, v4[1:]...)} {
+		_, _, ok := headers(bad)
+		require.False(t, ok)
+	}
+}
