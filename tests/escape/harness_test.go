@@ -109,7 +109,7 @@ func (s *session) verified(r *sandboxv1.ExecResult) {
 	require.NoError(s.T, err)
 	require.Equal(s.T, r.GetExecId(), p.ExecID)
 	require.Equal(s.T, r.GetStatus().String(), string(p.Status))
-	require.Equal(s.T, "wait4", p.Boundary.Method)
+	require.Equal(s.T, node.BoundaryMethod(), p.Boundary.Method)
 }
 
 // output runs a command that must succeed and gives its standard output.

@@ -116,6 +116,28 @@ func (s *Sandbox) detach(ctx context.Context, id string) error {
 	return nil
 }
 
+// drain reads and drops what is left in the streams of an attach process that has been killed, until stop is called. A shim
+// that copies what the process wrote waits for room in the FIFO, which nobody reads when the agent of that attach is dead, and
+// gVisor's does not delete a process before its copies are made.
+func (s *Sandbox) drain(id string) (stop func()) {
+	var files []*os.File
+	var copies sync.WaitGroup
+	for _, name := range []string{"out", "err"} {
+		f, err := openFIFO(filepath.Join(attachesDir(s.Record.Identity.Dir), id, name), os.O_RDONLY)
+		if err != nil {
+			continue // cut short before it was made
+		}
+		files = append(files, f)
+		copies.Go(func() { _, _ = io.Copy(io.Discard, f) })
+	}
+	return func() {
+		for _, f := range files {
+			f.Close()
+		}
+		copies.Wait()
+	}
+}
+
 func (s *Sandbox) endAttach(ctx context.Context, id string) error {
 	service, container := s.r.client.TaskService(), s.Record.Identity.ContainerID
 	remove := func() error {
@@ -133,6 +155,7 @@ func (s *Sandbox) endAttach(ctx context.Context, id string) error {
 	if errdefs.IsFailedPrecondition(native(err)) && remove() == nil {
 		return nil
 	}
+	defer s.drain(id)()
 	// Whatever the kill said: what counts is its exit.
 	if _, err := service.Wait(ctx, &tasks.WaitRequest{ContainerID: container, ExecID: id}); err != nil && !missing(err) {
 		return s.r.failed("waiting for the end of an old attach process", err)

@@ -37,6 +37,17 @@ type host struct {
 	parent string
 }
 
+// way is a runtime and how receiptd is reached under it.
+type way struct {
+	runtime   string
+	transport Transport
+}
+
+func (w way) String() string { return w.runtime + " by " + string(w.transport) }
+
+// ways are all that there are without hardware virtualisation.
+var ways = []way{{Runc, Socket}, {Runc, Attach}, {GVisor, Attach}}
+
 // newHost starts a containerd with runc, and a runtime with the given transport.
 func newHost(t testing.TB, transport Transport) *host {
 	t.Helper()

@@ -68,9 +68,9 @@ func (h *host) agent(spec runtime.Spec) (*exec.Cmd, runtime.Identity) {
 }
 
 func TestACommandGoesOnWhenAgentsComeAndGo(t *testing.T) {
-	for _, transport := range []Transport{Socket, Attach} {
-		t.Run(string(transport), func(t *testing.T) {
-			h := newHost(t, transport)
+	for _, way := range ways {
+		t.Run(way.String(), func(t *testing.T) {
+			h := newHostOf(t, way.runtime, way.transport)
 			spec := h.spec(0)
 			cmd, id := h.agent(spec)
 			require.NoError(t, cmd.Process.Kill())
@@ -113,9 +113,9 @@ func (h *host) attaches(id runtime.Identity) (pids []int) {
 }
 
 func TestP5ContainerdIsKilledInTheMiddleOfACommand(t *testing.T) {
-	for _, transport := range []Transport{Socket, Attach} {
-		t.Run(string(transport), func(t *testing.T) {
-			h := newHost(t, transport)
+	for _, way := range ways {
+		t.Run(way.String(), func(t *testing.T) {
+			h := newHostOf(t, way.runtime, way.transport)
 			spec := h.spec(0)
 			s := h.create(spec)
 			a := h.attach(s, spec, 1)

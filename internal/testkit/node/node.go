@@ -240,3 +240,11 @@ func (a *Agent) deleteSession(id string) error {
 	_, err := a.Client.Sessions.DeleteSession(ctx, &sandboxv1.DeleteSessionRequest{SessionId: id})
 	return err
 }
+
+// BoundaryMethod is how receipts of the runtime that RuntimeEnv names say that a boundary was established.
+func BoundaryMethod() string {
+	if os.Getenv(RuntimeEnv) == "gvisor" {
+		return "wait4+cgroup"
+	}
+	return "wait4"
+}
