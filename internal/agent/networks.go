@@ -109,6 +109,22 @@ func (a *Agent) sweepNetworks(alive map[string]bool) {
 	}
 }
 
+// recheckNetwork looks whether a sandbox that was attached to again is still connected. One that isn't goes on: what its commands
+// miss they see.
+func (s *session) recheckNetwork(id string) {
+	s.mu.Lock()
+	mode := s.rec.Network
+	s.mu.Unlock()
+	if mode == config.NoNetwork || s.agent.networks == nil {
+		return
+	}
+	ctx, cancel := context.WithTimeout(s.agent.ctx, attachTimeout)
+	defer cancel()
+	if err := s.agent.networks.Recheck(ctx, id); err != nil {
+		s.log.Warn("the session's network is not as it was; retire its sandbox for a new one", "error", err)
+	}
+}
+
 // networkChecks say of each allowed network mode whether a sandbox can be connected by it now.
 func (a *Agent) networkChecks(ctx context.Context) []*sandboxv1.NodeCheck {
 	var out []*sandboxv1.NodeCheck

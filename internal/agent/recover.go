@@ -175,6 +175,7 @@ func (s *session) recoverSandbox() error {
 	err := s.load(rec)
 	if err == nil {
 		s.log.Info("sandbox attached again", "sandbox", rec.ID, "generation", rec.Generation)
+		s.recheckNetwork(rec.ID)
 		if state == Executing { // its intents are looked at next, if there still are any
 			return s.apply(EvExecEnd, "", nil)
 		}

@@ -97,3 +97,22 @@ func generation() (uint32, error) {
 	}
 	return 0, errors.New("reading the generation of nftables: it is not in the answer")
 }
+
+// Recheck says whether a sandbox that was connected by an earlier agent still is: its interfaces are there, and its plugins find
+// all as they left it.
+func (m *Manager) Recheck(ctx context.Context, id string) error {
+	rec, err := m.records().read(id)
+	if err != nil {
+		return err
+	}
+	if !isBound(rec.Namespace) || len(present(rec)) < len(rec.Links) {
+		return fmt.Errorf("the network of sandbox %s is not as it was made: its namespace or its interface on the node is gone", id)
+	}
+	if rec.CNI == nil {
+		return nil
+	}
+	if err := m.checkPlugged(ctx, rec); err != nil {
+		return fmt.Errorf("the network of sandbox %s is not as it was made: %w", id, err)
+	}
+	return nil
+}

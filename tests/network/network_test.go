@@ -172,3 +172,58 @@ func TestP10ASandboxProvesThatItReachesNoListenerOfTheNode(t *testing.T) {
 		})
 	}
 }
+
+func TestSandboxesKeepTheirNetworkAndItsRulesOverRestartsAndFlushes(t *testing.T) {
+	testkit.Need(t, testkit.Program("nft"))
+	w := newWorld(t, bridged, "")
+	w.TCP(w.World, "web", netlab.Web+":80")
+	live := w.TCP(w.Node, "kubelet", netlab.NodeAddr+":10250")
+	sessions := map[string]*sandboxv1.Session{"bridge": w.session("embedded", "bridge"), "cni": w.session("embedded", "cni")}
+	holds := func(when string) {
+		before := len(live.Peers())
+		for mode, s := range sessions {
+			require.Contains(t, w.run(s, dial(netlab.Web, "80")).GetStdoutText(), "web to ", "%s, %s", mode, when)
+			require.NotZero(t, w.run(s, dial(netlab.NodeAddr, "10250")).GetExitCode(), "%s, %s", mode, when)
+		}
+		require.Len(t, live.Peers(), before, when)
+	}
+	generations := func() (all []uint64) {
+		for _, s := range sessions {
+			all = append(all, w.get(s).GetGeneration())
+		}
+		return all
+	}
+	w.Restart()
+	holds("after the agent was killed")
+	require.Equal(t, []uint64{1, 1}, generations(), "the same sandboxes")
+	require.NotContains(t, w.LogText(), "is not as it was")
+
+	w.Kill()
+	out, err := w.Command(w.Node, "nft", "flush", "ruleset").CombinedOutput()
+	require.NoError(t, err, string(out))
+	w.Serve()
+	holds("after the rules were flushed while there was no agent")
+
+	out, err = w.Command(w.Node, "nft", "flush", "ruleset").CombinedOutput()
+	require.NoError(t, err, string(out))
+	for _, s := range sessions {
+		w.Until("the session is marked", func() bool {
+			return strings.Contains(strings.Join(w.get(s).GetNotes(), "\n"), "changed by another program")
+		})
+	}
+	holds("after the rules were flushed")
+
+	for _, s := range sessions {
+		w.delete(s)
+	}
+	w.nothingLeft()
+}
+
+func (w *world) get(s *sandboxv1.Session) *sandboxv1.Session {
+	w.t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), node.Patience)
+	defer cancel()
+	got, err := w.Client.Sessions.GetSession(ctx, &sandboxv1.GetSessionRequest{SessionId: s.GetSessionId()})
+	require.NoError(w.t, err)
+	return got.GetSession()
+}
