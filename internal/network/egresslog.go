@@ -17,7 +17,7 @@ import (
 
 // What is refused is told over a group of the kernel's packet log (linux/netfilter/nfnetlink_log.h), which x/sys/unix lacks.
 const (
-	nflogPacket = unix.NFNL_SUBSYS_ULOG<<8 | 0
+	nflogPacket = unix.NFNL_SUBSYS_ULOG << 8
 	nflogConfig = unix.NFNL_SUBSYS_ULOG<<8 | 1
 
 	nflogPayload = 9 // NFULA_PAYLOAD

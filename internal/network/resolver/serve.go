@@ -2,7 +2,6 @@ package resolver
 
 import (
 	"context"
-	"errors"
 	"net"
 	"net/netip"
 	"sync"
@@ -123,8 +122,8 @@ func (r *Resolver) converse(ctx context.Context, source netip.Addr, c net.Conn) 
 
 // over is nil for an error that comes of the end of ctx.
 func over(ctx context.Context, err error) error {
-	if ctx.Err() != nil || errors.Is(err, net.ErrClosed) {
-		return nil
+	if ctx.Err() != nil {
+		return nil //nolint:nilerr // the sockets are closed then
 	}
 	return err
 }
