@@ -1,14 +1,20 @@
 package faults
 
 import (
+	"context"
 	"fmt"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	"connectrpc.com/connect/v2"
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 
+	sandboxv1 "github.com/sandbox-agent/sandbox-agent/api/sandbox/v1"
 	"github.com/sandbox-agent/sandbox-agent/internal/testkit"
 	"github.com/sandbox-agent/sandbox-agent/internal/testkit/containerd"
 )
@@ -83,4 +89,38 @@ func (c *crashCase) keptBy(d *containerd.Daemon) {
 			require.Empty(c.T, left(), "what containerd has of sandboxes that are gone; there is %q", sandbox)
 		}
 	}
+}
+
+func TestP14ContainerdsFullDiskIsSaidAndTakesNothingElse(t *testing.T) {
+	t.Parallel()
+	needAgent(t)
+	disk := testkit.StateDir(t)
+	require.NoError(t, unix.Mount("tmpfs", disk, "tmpfs", 0, "mode=0711,size=64m"))
+	t.Cleanup(func() { require.NoError(t, unix.Unmount(disk, unix.MNT_DETACH)) })
+	d := containerd.StartOn(t, filepath.Join(disk, "root"), "runc")
+	digest := d.Import(t, "localhost/tools:1", containerd.Layer(t, "bash", "mkdir", "flock"))
+	a := newAgent(t, fmt.Sprintf("runtime: {default: runc, allowed: [runc]}\ncontainerd: {address: %s}\nrootfs: localhost/tools@%s\n", d.Address, digest))
+	t.Cleanup(func() { _ = os.Remove(filepath.Join(disk, "filler")) })
+
+	full := filler(t, disk, 1<<20)
+	repo := testkit.Repo(t, owner)
+	s := a.unborn(repo)
+	_, err := s.Client.Sessions.CreateSession(context.Background(), s.create)
+	require.Equal(t, connect.CodeUnavailable, codeOf(err), "P14: %v", err)
+	require.ErrorContains(t, err, "the disk of containerd's snapshotter is full ("+disk)
+	require.ErrorContains(t, err, "enlarge it")
+	require.NoDirExists(t, s.worktree, "what was made for it is gone")
+	require.Empty(t, a.left())
+	_, err = s.Client.Sessions.GetSession(context.Background(), &sandboxv1.GetSessionRequest{SessionId: s.id})
+	require.Equal(t, connect.CodeNotFound, codeOf(err), "%v", err)
+	a.Restart()
+
+	require.NoError(t, os.Remove(full))
+	s = a.session(repo)
+	s.works()
+	filler(t, disk, 0)
+	s.works()
+	a.Restart()
+	s.works()
+	s.same()
 }
