@@ -67,7 +67,7 @@ func TestP3NothingOfACommandIsAliveWhenItIsAnswered(t *testing.T) {
 				_, err := os.Stat(filepath.Join(s.worktree, "seen-"+word))
 				return err == nil
 			})
-			s.Until("the control case: it is to be seen from the node", func() bool { return len(processes(word)) > 0 })
+			s.Until("the control case: it is to be seen from the node", func() bool { return len(processes(s.T, word)) > 0 })
 			require.NoError(t, os.Remove(filepath.Join(s.worktree, "gate")))
 			res := <-answer
 			gone(t, word)

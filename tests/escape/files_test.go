@@ -57,7 +57,7 @@ func TestP9NothingElseOfTheNodeIsSeen(t *testing.T) {
 	word := fmt.Sprintf("neighbour-%d", os.Getpid())
 	other.put("gate", "", 0o644)
 	_, answer := other.start(strings.ReplaceAll(`(exec -a WORD sleep 1000) & while [ -e gate ]; do :; done`, "WORD", word), patience)
-	s.Until("the neighbour runs", func() bool { return len(processes(word)) > 0 })
+	s.Until("the neighbour runs", func() bool { return len(processes(s.T, word)) > 0 })
 	require.NotContains(t, s.output("cat /proc/[0-9]*/cmdline | tr '\\0' '\\n'"), word+"\n")
 	require.NoError(t, os.Remove(filepath.Join(other.worktree, "gate")))
 	require.NotNil(t, <-answer)

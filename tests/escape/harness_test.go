@@ -186,20 +186,27 @@ func (s *session) build(name, source string) {
 	require.NoError(s.T, os.Chmod(bin, 0o755))
 }
 
-// processes lists the node's processes one of whose threads has a word among its arguments. Of threads, because a
-// process goes on when its first one has ended. What is dead has no arguments.
-func processes(word string) (pids []string) {
+// processes lists the processes one of whose threads has a word among its arguments: the node's, and under gVisor, whose
+// processes are none of the node's, those in the sandboxes. Of threads, because a process goes on when its first one has ended.
+// What is dead has no arguments.
+func processes(t testing.TB, word string) (found []string) {
+	t.Helper()
 	threads, _ := filepath.Glob("/proc/[0-9]*/task/[0-9]*/cmdline")
 	for _, path := range threads {
 		args, _ := os.ReadFile(path)
 		for _, arg := range bytes.Split(args, []byte{0}) {
 			if bytes.Equal(arg, []byte(word)) {
-				pids = append(pids, path)
+				found = append(found, path)
 				break
 			}
 		}
 	}
-	return pids
+	for _, arg := range node.GuestArguments(t) {
+		if arg == word {
+			found = append(found, "in a guest")
+		}
+	}
+	return found
 }
 
 // gone asserts that no process with the word is alive. Looked for more than once, because a walk through /proc misses a
@@ -207,6 +214,6 @@ func processes(word string) (pids []string) {
 func gone(t testing.TB, word string) {
 	t.Helper()
 	for range 3 {
-		require.Empty(t, processes(word))
+		require.Empty(t, processes(t, word))
 	}
 }

@@ -207,7 +207,7 @@ func TestP16ACommandsOomScoreIsNeverBelowTheUsualOne(t *testing.T) {
 func TestP16ACommandNeverSharesTheCpuTimeOfReceiptdAndPid1(t *testing.T) {
 	s := newSession(t, flat)
 	s.while("hold()", func() {
-		commands := processes("attack.py")
+		commands := processes(t, "attack.py")
 		require.Len(t, commands, 1)
 		commandsCgroup := cpuCgroup(t, filepath.Join(filepath.Dir(commands[0]), "cgroup"))
 		receiptds := cpuCgroup(t, fmt.Sprintf("/proc/%d/cgroup", s.receiptdPID()))

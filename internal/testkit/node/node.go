@@ -121,6 +121,9 @@ func onContainerd(t testing.TB, name string) string {
 	parts := map[string][]string{"runc": {"runc"}, "gvisor": {"runc", "gvisor"}}[name]
 	require.NotEmpty(t, parts, "%s=%s: there is no such runtime", RuntimeEnv, name)
 	d := containerd.Start(t, parts...)
+	if name == "gvisor" {
+		addGuests(filepath.Dir(d.Address))
+	}
 	return fmt.Sprintf("runtime: {default: %[1]s, allowed: [%[1]s]}\ncontainerd: {address: %[2]s}\n", name, d.Address)
 }
 
