@@ -3,6 +3,7 @@ package containerd
 import (
 	"archive/tar"
 	"bytes"
+	"context"
 	"errors"
 	"io"
 	"log/slog"
@@ -11,6 +12,7 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -81,7 +83,10 @@ func TestP14ABashWithoutItsLibrariesIsNamedByTheProof(t *testing.T) {
 	spec.Rootfs = "localhost/tools@" + h.d.Import(t, "localhost/tools:1", containerd.Archive(t, map[string][]byte{"bin/bash": bash, loader[1:]: content}))
 	s := h.create(spec)
 	a := h.attach(s, spec, 1)
-	_, err = a.receiptd.Prove(bound(t), &receiptdv1.ProveRequest{AttachEpoch: 1})
+	// A probe that goes on gets 20 s: that this one has ended is noticed.
+	ctx, cancel := context.WithTimeout(bound(t), 15*time.Second)
+	defer cancel()
+	_, err = a.receiptd.Prove(ctx, &receiptdv1.ProveRequest{AttachEpoch: 1})
 	require.ErrorContains(t, err, "error while loading shared libraries")
 	h.stop(s)
 }
