@@ -68,13 +68,13 @@ const (
 func trySandbox(ctx context.Context, root bool) map[ID][]Fact {
 	p := probe{ids: []ID{Proc, NestedNS, NestedProc, Seccomp}}
 	if !root {
-		return p.inconclusive("only root can try it")
+		return p.inconclusive("only root can try it", "run this as root")
 	}
 	if !canStart.Load() {
-		return p.inconclusive("this program can't be started for it")
+		return p.inconclusive("this program can't be started for it", "run sandbox-agent check")
 	}
 	if st, err := os.Stat("/proc/self/exe"); err != nil || st.Mode()&0o001 == 0 {
-		return p.inconclusive("a sandbox's ids can't execute this program: chmod o+x it")
+		return p.inconclusive("a sandbox's ids can't execute this program", "chmod o+x it")
 	}
 	cmd := exec.CommandContext(ctx, "/proc/self/exe")
 	cmd.Args = []string{asReceiptd}
@@ -90,15 +90,18 @@ func trySandbox(ctx context.Context, root bool) map[ID][]Fact {
 		Credential: &syscall.Credential{Uid: 0, Gid: 0},
 	}
 	if err := cmd.Start(); err != nil {
-		return p.inconclusive("no namespaces to try it in: " + err.Error())
+		return p.inconclusive("no namespaces to try it in: "+err.Error(), mendFirst)
 	}
 	err := cmd.Wait()
 	var f Facts
 	if jsonErr := json.Unmarshal(stdout.Bytes(), &f.Seen); jsonErr != nil {
-		return p.inconclusive(fmt.Sprintf("the child that tried it ended without an answer (%v) %s", errors.Join(err, jsonErr), strings.TrimSpace(stderr.String())))
+		return p.inconclusive(fmt.Sprintf("the child that tried it ended without an answer (%v) %s", errors.Join(err, jsonErr), strings.TrimSpace(stderr.String())), hangs)
 	}
 	return f.Seen
 }
+
+// mendFirst is what to do about what could not be tried for want of something else.
+const mendFirst = "mend what is missing first, and check again"
 
 // childTime bounds the life of a child whose parent is gone.
 const childTime = 2 * probeTime
@@ -112,13 +115,13 @@ func receiptd() (f Facts) {
 	if proc.Answer != Yes {
 		// The id maps of a child are written through /proc, and its ids are those of another PID namespace there.
 		for _, id := range []ID{NestedNS, NestedProc, Seccomp} {
-			f.add(id, unsure("no fresh /proc to try it with"))
+			f.add(id, unsure("no fresh /proc to try it with").do(mendFirst))
 		}
 		return f
 	}
 	if err := errors.Join(keepOnly(receiptdCapabilities...), unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)); err != nil {
 		for _, id := range []ID{NestedNS, NestedProc, Seccomp} {
-			f.add(id, unsure("giving up rights: %v", err))
+			f.add(id, unsure("giving up rights: %v", err).do(mendFirst))
 		}
 		return f
 	}
@@ -126,7 +129,7 @@ func receiptd() (f Facts) {
 	seen, err := startPid1()
 	if err != nil {
 		f.add(NestedNS, no(err))
-		f.add(NestedProc, unsure("no namespaces to try it in"))
+		f.add(NestedProc, unsure("no namespaces to try it in").do(mendFirst))
 		f.add(Seccomp, seccompWithout(filter))
 		return f
 	}
@@ -144,7 +147,7 @@ func seccompWithout(filter error) Fact {
 	if filter != nil {
 		return no(filter)
 	}
-	return unsure("receiptd's filter loads; no command to try the other one on")
+	return unsure("receiptd's filter loads; no command to try the other one on").do(mendFirst)
 }
 
 // receiptdCapabilities are those of hostkernel.Capabilities.

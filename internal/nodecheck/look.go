@@ -2,13 +2,15 @@ package nodecheck
 
 import (
 	"context"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
 	"time"
 )
 
-// probeTime bounds each probe. A healthy node takes milliseconds for most; loading kernel modules takes longest.
+// probeTime bounds each probe. A healthy node takes milliseconds for most; loading kernel modules takes longest. An emulated
+// machine takes seconds.
 const probeTime = 10 * time.Second
 
 // backTime is how long a probe may take to come back once its time is up.
@@ -24,8 +26,8 @@ const (
 	Promises
 )
 
-// Check looks at the node and judges what it saw. It takes well under a second on a healthy node; what does not answer is
-// inconclusive after probeTime, or when ctx ends.
+// Check looks at the node and judges what it saw. It takes well under a second on a healthy node; a probe that does not
+// answer is inconclusive after probeTime, or when ctx ends.
 func Check(ctx context.Context, n Needs, s Scope) Report { return Judge(Look(ctx, n, s), n) }
 
 // probe is one look. Its facts are all of ids.
@@ -37,19 +39,20 @@ type probe struct {
 	look    func(ctx context.Context) map[ID][]Fact
 }
 
-// Look runs the probes, side by side.
+// Look runs the probes, a few at a time: each has its time for itself, and one that hangs holds up no other for longer.
 func Look(ctx context.Context, n Needs, s Scope) Facts {
 	f := Facts{Node: lookAtNode()}
-	ctx, cancel := context.WithTimeout(ctx, probeTime)
-	defer cancel()
 	var mu sync.Mutex
 	var wg sync.WaitGroup
+	turns := make(chan struct{}, max(2, runtime.NumCPU()))
 	for _, p := range probes(f.Node, n) {
 		if s == Promises && (!n.has(p.need) || !slices.ContainsFunc(p.ids, func(id ID) bool { return row(id).Stops })) {
 			continue
 		}
 		wg.Go(func() {
+			turns <- struct{}{}
 			seen := bounded(ctx, p)
+			<-turns
 			mu.Lock()
 			defer mu.Unlock()
 			for id, facts := range seen {
@@ -69,11 +72,13 @@ func Look(ctx context.Context, n Needs, s Scope) Facts {
 var running sync.Map
 
 func bounded(ctx context.Context, p probe) map[ID][]Fact {
+	ctx, cancel := context.WithTimeout(ctx, probeTime)
+	defer cancel()
 	place, _ := running.LoadOrStore(string(p.ids[0])+"\x00"+p.subject, make(chan struct{}, 1))
 	select {
 	case place.(chan struct{}) <- struct{}{}:
 	case <-ctx.Done():
-		return p.inconclusive("an earlier look has not come back")
+		return p.inconclusive("an earlier look has not come back", hangs)
 	}
 	done := make(chan map[ID][]Fact, 1)
 	go func() {
@@ -90,14 +95,17 @@ func bounded(ctx context.Context, p probe) map[ID][]Fact {
 	case seen := <-done:
 		return seen
 	case <-time.After(backTime):
-		return p.inconclusive("it did not answer in time")
+		return p.inconclusive("it did not answer in time", hangs)
 	}
 }
 
-func (p probe) inconclusive(why string) map[ID][]Fact {
+// hangs is what to do about a probe that does not come back.
+const hangs = "check again; if it stays so, see what hangs: a dead file system, or a node that is overloaded"
+
+func (p probe) inconclusive(why, remedy string) map[ID][]Fact {
 	seen := map[ID][]Fact{}
 	for _, id := range p.ids {
-		seen[id] = []Fact{unsure("%s", why).of(p.subject)}
+		seen[id] = []Fact{unsure("%s", why).of(p.subject).do(remedy)}
 	}
 	return seen
 }

@@ -2,6 +2,7 @@ package nodecheck
 
 import (
 	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -11,6 +12,9 @@ import (
 const requirements = "../../docs/host-requirements.md"
 
 func TestTheDocumentHasThisTable(t *testing.T) {
+	if _, err := os.Stat(filepath.Dir(requirements)); err != nil {
+		t.Skip("the documentation is not beside the package (an emulated guest)")
+	}
 	b, err := os.ReadFile(requirements)
 	require.NoError(t, err)
 	require.Contains(t, string(b), Markdown(), "put this into %s:\n%s", requirements, Markdown())
