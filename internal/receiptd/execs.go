@@ -232,6 +232,9 @@ func (c *connection) see(e *execution, run *nsexec.Running, req *receiptdv1.Exec
 	destroyed, left, err := nsexec.DestroySockets()
 	if err != nil {
 		logf("exec %s: destroying its sockets: %v", e.id, err)
+		if left == 0 {
+			left = receipt.SocketsUnknown
+		}
 	}
 	p := s.predicate(e, req, res)
 	p.Boundary.SocketsDestroyed, p.Boundary.SocketsLeft = destroyed, left

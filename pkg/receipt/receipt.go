@@ -52,9 +52,12 @@ type Boundary struct {
 	Cgroup string `json:"cgroup"`
 	// SocketsDestroyed counts the sockets of the command that outlived it and were destroyed.
 	SocketsDestroyed int `json:"socketsDestroyed"`
-	// SocketsLeft counts those that could not be destroyed.
+	// SocketsLeft counts those that could not be destroyed; SocketsUnknown where the kernel doesn't say (gVisor).
 	SocketsLeft int `json:"socketsLeft"`
 }
+
+// SocketsUnknown stands for a number of sockets that nobody could count.
+const SocketsUnknown = -1
 
 // Usage is what the command used. Zero where the kernel does not say.
 type Usage struct {

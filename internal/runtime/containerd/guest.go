@@ -90,6 +90,10 @@ func (r *Runtime) prepareGuest(ctx context.Context, st *hostkernel.Start) (*spec
 		return nil, err
 	}
 	// No id mapping of a mount reaches into another kernel: there the command is the worktree's owner on disk.
+	if spec.Workspace.OwnerUID == 0 || spec.Workspace.OwnerGID == 0 {
+		return nil, fmt.Errorf("%w: %q is root's, and under %s commands run as a worktree's owner, which can't be root: give it to an ordinary user (chown -R), or name another runtime",
+			mounts.ErrWorkspace, spec.Workspace.Worktree, r.opts.Name)
+	}
 	owner, err := mounts.DecideOwnership(spec.Workspace, false)
 	if err != nil {
 		return nil, err

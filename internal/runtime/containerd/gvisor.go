@@ -64,8 +64,23 @@ func dropInodeLimits(oci *specs.Spec) {
 // gvisorConcedes is what can't hold under gVisor: what a sandbox's proof shows there, and what commands have shown.
 var gvisorConcedes = []runtime.Concession{
 	{
+		Promise: "P3", What: "no socket of a command sends after its end",
+		Why: "gVisor's network stack still delivers what a closed TCP connection holds, and has no call to count or destroy such connections. " +
+			"Without a network (network.default none) that reaches nobody but the sandbox itself; where it matters, retire the sandbox after the command.",
+	},
+	{
 		Promise: "P9", What: "pid1 is not visible",
-		Why: "gVisor's /proc has no hidepid: a command sees that there is a process 1, and its name. It has another uid, so a command can't signal or trace it, nor read its memory or environment.",
+		Why: "gVisor's /proc has no hidepid: a command sees that there is a process 1, and its name. It has another uid, so a command can't signal or trace it, " +
+			"nor read its memory or environment.",
+	},
+	{
+		Promise: "P16", What: "a command that reaches its memory limit ends alone",
+		Why: "no limit of memory holds inside gVisor: the limit, and 256 MiB for gVisor itself, is the sandbox's on the node. Beyond it the node's kernel ends the " +
+			"sandbox: the command is UNCERTAIN, with evidence, and the next one gets a new sandbox.",
+	},
+	{
+		Promise: "P16", What: "the files of /tmp, HOME and /dev/shm are bounded in number",
+		Why: "runsc takes no such limit. Their bytes are bounded, and what an empty file takes counts as the sandbox's memory.",
 	},
 }
 

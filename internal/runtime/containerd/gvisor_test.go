@@ -1,9 +1,14 @@
 package containerd
 
 import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 
 	"github.com/sandbox-agent/sandbox-agent/internal/runtime"
 )
@@ -53,4 +58,29 @@ func TestP16UnderGVisorACommandsProcessesAreItsOwn(t *testing.T) {
 	out, _ = a.run("echo alive; ls -A /.sandbox")
 	require.Equal(t, "alive\nls: cannot open directory '/.sandbox': Permission denied", out)
 	h.stop(s)
+}
+
+func TestP5UnderGVisorTheEndOfItsKernelIsTheEndOfTheSandbox(t *testing.T) {
+	h := newHostOf(t, GVisor, Attach)
+	spec := h.spec(0)
+	s := h.create(spec)
+	line, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", s.Identity().Pid))
+	require.NoError(t, err)
+	require.True(t, strings.HasPrefix(string(line), "runsc-sandbox\x00"), "the init, as the node sees it, is the guest's kernel: %q", line)
+	a := h.attach(s, spec, 1)
+	stream := a.begin("long", gated)
+	awaitStarted(t, spec)
+	require.NoError(t, unix.Kill(s.Identity().Pid, unix.SIGKILL))
+	select {
+	case <-s.Exited():
+	case <-bound(t).Done():
+		t.Fatal("the end of runsc was not noticed")
+	}
+	for err == nil {
+		_, err = stream.Recv() // the connection ends, and with it the command's answer
+	}
+	require.NoFileExists(t, filepath.Join(spec.ReceiptsDir, "long.json"))
+	_, err = h.runtime().Load(bound(t), s.Identity())
+	require.ErrorIs(t, err, runtime.ErrNotFound)
+	require.Equal(t, []string{"cgroup_empty", "deleted", "exit_event", "pidfd"}, sources(h.stop(s)))
 }
