@@ -103,13 +103,13 @@ func trySandbox(ctx context.Context, root bool) map[ID][]Fact {
 // mendFirst is what to do about what could not be tried for want of something else.
 const mendFirst = "mend what is missing first, and check again"
 
-// childTime bounds the life of a child whose parent is gone.
-const childTime = 2 * probeTime
+// endInTime bounds the life of a child whose parent is gone.
+func endInTime() { time.AfterFunc(2*probeTime, func() { os.Exit(1) }) }
 
 // receiptd does what the first process of a sandbox does, in its order: its own /proc, then its restrictions, then a pid1.
 func receiptd() (f Facts) {
 	runtime.LockOSThread()
-	time.AfterFunc(childTime, func() { os.Exit(1) })
+	endInTime()
 	proc := mountProc("")
 	f.add(Proc, proc)
 	if proc.Answer != Yes {
@@ -221,7 +221,7 @@ func startPid1() (map[ID][]Fact, error) {
 // pid1 does what the first process of a command does, and then what a command may not.
 func pid1() (f Facts) {
 	runtime.LockOSThread()
-	time.AfterFunc(childTime, func() { os.Exit(1) })
+	endInTime()
 	proc := mountProc("hidepid=2")
 	if proc.Answer == Yes {
 		if err := unix.Mount("/dev/null", "/proc/kcore", "", unix.MS_BIND, ""); err != nil && err != unix.ENOENT {
