@@ -65,6 +65,7 @@ var (
 type options struct {
 	cache, dir, run string
 	timeout         time.Duration
+	again           bool
 }
 
 func main() {
@@ -76,6 +77,7 @@ func main() {
 	flag.StringVar(&o.cache, "cache", filepath.Join(cache, "sandbox-agent", "kernels"), "where scripts/kernels.sh has put the kernels")
 	flag.StringVar(&o.dir, "dir", "", "scratch folder, kept (default: a temporary one, removed)")
 	flag.StringVar(&o.run, "run", "", "only tests that match (go test -run)")
+	flag.BoolVar(&o.again, "again", false, "boot what an earlier run left in the scratch folder, and build nothing")
 	flag.DurationVar(&o.timeout, "timeout", 5*time.Minute, "bound of the node")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
@@ -121,6 +123,9 @@ func build(o options, k vm.Kernel) (vm.Machine, error) {
 	var err error
 	if m.Kernel, err = k.Image(); err != nil {
 		return m, err
+	}
+	if o.again {
+		return m, nil
 	}
 	stage := vm.Root{Dir: filepath.Join(o.dir, "root")}
 	if err := os.RemoveAll(stage.Dir); err != nil {

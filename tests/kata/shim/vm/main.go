@@ -129,6 +129,8 @@ func (s *service) Create(ctx context.Context, r *taskAPI.CreateTaskRequest) (*ta
 	s.id, s.bundle = r.ID, r.Bundle
 	err := s.create(ctx, r)
 	if err != nil {
+		// Whoever asked may have stopped waiting: containerd's log has it too.
+		fmt.Fprintf(os.Stderr, "the VM was not started: %v: %s\n", err, tails(s.dir()+"/console", s.dir()+"/qemu.log", s.dir()+"/virtiofsd.log"))
 		s.end()
 		return nil, errgrpc.ToGRPC(err)
 	}
