@@ -159,6 +159,7 @@ func (a *Agent) open() error {
 	if err := a.restoreNetworks(); err != nil {
 		a.log.Error("the rules of networks are not restored: commands of sandboxes with a network may reach the node", "error", err)
 	}
+	a.serveNetworks()
 	if err := a.recover(); err != nil {
 		a.cancel()
 		a.watchers.Wait()

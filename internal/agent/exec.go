@@ -45,6 +45,8 @@ type execution struct {
 	recovered bool
 	// boundaryTold: its exec.boundary is among the events already.
 	boundaryTold bool
+	// use is what it did over the network; nil without one, and for one of an earlier agent.
+	use *networkUse
 	// startedAt is when the intent was durable; zero after a restart of the agent.
 	startedAt time.Time
 	// cancelledAt is when receiptd was first asked to end it; guarded by session.mu.
@@ -182,12 +184,16 @@ func (s *session) execute(e *execution) {
 		return
 	}
 	point("exec.refreshed")
+	s.beginUse(e)
 	stream, err := s.launch(e, sb)
 	if err != nil {
+		s.endUse()
 		s.refuse(e, err)
 		return
 	}
-	s.conclude(e, s.follow(e, sb, stream))
+	v := s.follow(e, sb, stream)
+	e.use = s.endUse()
+	s.conclude(e, v)
 }
 
 // refuse ends an exec that never started: nothing of it is recorded, the same id may be used again.
@@ -516,8 +522,9 @@ func (s *session) conclude(e *execution, v verdict) {
 		stopErr = s.leave(e, v, effects)
 	}
 	result := outcome(e, v, from == Cancelling, s.evidenceOf(e.intent.SandboxID))
+	e.use.tell(result)
 	var harvest *gitview.Harvest
-	durable := effects.Durable
+	durable := effects.Durable || e.use.anything() // which is in no receipt either
 	if v.mayHaveRun() {
 		h := s.harvest(context.Background())
 		harvest, result.Harvest = &h, answeredHarvest(e, v, h)
@@ -533,7 +540,7 @@ func (s *session) conclude(e *execution, v verdict) {
 		}
 		// The receipt is durable: it is the answer now, and at every later question (unrecorded).
 		// What was harvested and the files of outputs are in no receipt, so they are in neither.
-		result.Harvest = nil
+		result.Harvest, result.Network, result.RefusedDestinations = nil, nil, nil
 		if unspilled(result) {
 			s.forgetOutputs(e)
 		}

@@ -44,12 +44,12 @@ func (a *Agent) checkMode(session, mode string) error {
 }
 
 // connector connects the sandbox of this id; nil where it is to have no network.
-func (a *Agent) connector(id, mode string) func(context.Context, *os.File) (runtime.Connection, error) {
+func (a *Agent) connector(id, mode string, policy network.Egress) func(context.Context, *os.File) (runtime.Connection, error) {
 	if mode == config.NoNetwork {
 		return nil
 	}
 	return func(ctx context.Context, netns *os.File) (runtime.Connection, error) {
-		c, err := a.networks.Connect(ctx, id, network.Mode(mode), netns)
+		c, err := a.networks.ConnectUnder(ctx, id, network.Mode(mode), policy, netns)
 		return c, networkError(err)
 	}
 }

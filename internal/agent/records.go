@@ -14,6 +14,7 @@ import (
 	"github.com/sandbox-agent/sandbox-agent/internal/agent/gitview"
 	"github.com/sandbox-agent/sandbox-agent/internal/agent/workspace"
 	"github.com/sandbox-agent/sandbox-agent/internal/runtime"
+	"github.com/sandbox-agent/sandbox-agent/pkg/egress"
 	"github.com/sandbox-agent/sandbox-agent/pkg/gitguard"
 	"github.com/sandbox-agent/sandbox-agent/pkg/mounts"
 )
@@ -55,10 +56,13 @@ type sessionRecord struct {
 	// MinIsolation is the class that every sandbox of the session has at least; 0: none was asked for.
 	MinIsolation runtime.Isolation `json:"minIsolation,omitempty"`
 	Network      string            `json:"network"`
-	Resources    resources         `json:"resources"`
-	Env          map[string]string `json:"env,omitempty"`
-	Notes        []string          `json:"notes,omitempty"`
-	Caches       []cacheRecord     `json:"caches,omitempty"`
+	// Egress is the policy, empty without a network and in the records of agents that had none; Allow is the session's own list.
+	Egress    egress.Mode       `json:"egress,omitempty"`
+	Allow     []string          `json:"allow,omitempty"`
+	Resources resources         `json:"resources"`
+	Env       map[string]string `json:"env,omitempty"`
+	Notes     []string          `json:"notes,omitempty"`
+	Caches    []cacheRecord     `json:"caches,omitempty"`
 	// Grants are names and times alone; GrantsDigest is of the whole set, empty without one (grants.go).
 	Grants       []grantRecord `json:"grants,omitempty"`
 	GrantsDigest string        `json:"grantsDigest,omitempty"`
@@ -256,7 +260,7 @@ func (r *sessionRecord) proto() *sandboxv1.Session {
 			Repository: w.Repository, Worktree: w.Worktree, Branch: w.Branch, BaseRef: w.BaseRef, GitLayout: r.GitLayout,
 		},
 		Resources: &sandboxv1.Resources{Cpus: r.Resources.CPUs, MemoryBytes: r.Resources.MemoryBytes, Pids: r.Resources.Pids},
-		Network:   &sandboxv1.Network{Mode: r.Network},
+		Network:   &sandboxv1.Network{Mode: r.Network, Egress: string(r.Egress), Allow: r.Allow},
 		Env:       r.Env, CreatedAt: timestamppb.New(r.CreatedAt), Notes: r.Notes,
 		Runtime: r.Runtime, MinIsolation: sandboxv1.Isolation(r.MinIsolation),
 	}

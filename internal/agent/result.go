@@ -135,6 +135,7 @@ func withoutBytes(r *sandboxv1.ExecResult) *sandboxv1.ExecResult {
 		StdoutInfo: r.GetStdoutInfo(), StderrInfo: r.GetStderrInfo(), StartedAt: r.GetStartedAt(), Duration: r.GetDuration(),
 		Usage: r.GetUsage(), Harvest: r.GetHarvest(), RefusedDestinations: r.GetRefusedDestinations(), Reason: r.GetReason(),
 		Labels: r.GetLabels(), SandboxId: r.GetSandboxId(), Evidence: r.GetEvidence(), Nonce: r.GetNonce(),
+		Network: r.GetNetwork(),
 	}
 }
 

@@ -151,6 +151,10 @@ func (s *session) prepare() (runtime.Spec, error) {
 	if err := a.checkMode(s.id, rec.Network); err != nil {
 		return runtime.Spec{}, err
 	}
+	policy, err := a.egressOf(&rec)
+	if err != nil {
+		return runtime.Spec{}, err
+	}
 	if lost != "" {
 		return runtime.Spec{}, fmt.Errorf("%w: session %s needs its grants again: %s", ErrPrecondition, s.id, lost)
 	}
@@ -198,7 +202,7 @@ func (s *session) prepare() (runtime.Spec, error) {
 	point("provision.recorded")
 	return runtime.Spec{
 		SandboxID: id, SessionID: s.id, Generation: sb.Generation,
-		Rootfs: a.cfg.Rootfs, IDs: idsOf(slot), Workspace: plan, Network: rec.Network, Connect: a.connector(id, rec.Network),
+		Rootfs: a.cfg.Rootfs, IDs: idsOf(slot), Workspace: plan, Network: rec.Network, Connect: a.connector(id, rec.Network, policy),
 		Resources: resourcesOf(rec.Resources, a.cfg.Limits), Grants: grants,
 		Dir: sb.Dir, ReceiptsDir: a.receiptsDir(id), Receiptd: a.opts.Receiptd, Pid1: a.opts.Pid1,
 		ReceiptdSHA256: a.programs.receiptd, Pid1SHA256: a.programs.pid1,

@@ -42,6 +42,7 @@ type session struct {
 	queue   []*execution          // execs that wait for their turn
 	live    map[string]*execution // queued and running ones, by exec id
 	running *execution
+	usage   *networkUse // of the running exec; nil without a network
 	active  bool // the goroutine runs
 	deleted bool
 	sandbox *attached // nil when there is none, or none is attached

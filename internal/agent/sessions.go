@@ -17,6 +17,7 @@ import (
 	"github.com/sandbox-agent/sandbox-agent/internal/agent/workspace"
 	"github.com/sandbox-agent/sandbox-agent/internal/config"
 	"github.com/sandbox-agent/sandbox-agent/internal/runtime"
+	"github.com/sandbox-agent/sandbox-agent/pkg/egress"
 	"github.com/sandbox-agent/sandbox-agent/pkg/gitguard"
 )
 
@@ -169,6 +170,7 @@ func (a *Agent) makeSession(ctx context.Context, r *sandboxv1.CreateSessionReque
 	s := newSession(a, sessionRecord{
 		ID: r.GetSessionId(), RequestDigest: digest, OwnerEpoch: 1, State: Idle, CreatedAt: time.Now().UTC(),
 		Workspace: ws, GitLayout: w.GetGitLayout(), Runtime: r.GetRuntime(), MinIsolation: runtime.Isolation(r.GetMinIsolation()), Network: r.GetNetwork().GetMode(), Env: r.GetEnv(),
+		Egress: egress.Mode(r.GetNetwork().GetEgress()), Allow: r.GetNetwork().GetAllow(),
 		Resources: resources{CPUs: r.GetResources().GetCpus(), MemoryBytes: r.GetResources().GetMemoryBytes(), Pids: r.GetResources().GetPids()},
 		Caches:    cacheRecords(r.GetCaches()),
 		Notes:     notesOf(a.cfg.Workspace, w.GetGitLayout(), found),

@@ -226,14 +226,9 @@ func checkCreate(r *sandboxv1.CreateSessionRequest, c *config.Config, allowed []
 	if out.Runtime, err = chooseRuntime(r.GetRuntime(), floor, c.Runtime.Default, allowed); err != nil {
 		return nil, err
 	}
-	mode, err := choose("network.mode", "network.allowed", r.GetNetwork().GetMode(), c.Network.Default, c.Network.Allowed)
-	if err != nil {
+	if out.Network, err = checkSessionNetwork(r.GetNetwork(), c.Network); err != nil {
 		return nil, err
 	}
-	if len(r.GetNetwork().GetAllow()) > 0 {
-		return nil, fmt.Errorf("%w: network.allow: leave it out", ErrUnimplemented)
-	}
-	out.Network = &sandboxv1.Network{Mode: mode}
 	out.Workspace, err = checkWorkspace(out.GetSessionId(), r.GetWorkspace(), c)
 	return out, err
 }

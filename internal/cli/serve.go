@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -24,6 +25,7 @@ import (
 	"github.com/sandbox-agent/sandbox-agent/internal/runtime"
 	"github.com/sandbox-agent/sandbox-agent/internal/runtime/containerd"
 	"github.com/sandbox-agent/sandbox-agent/internal/runtime/embedded"
+	"github.com/sandbox-agent/sandbox-agent/pkg/egress"
 	"github.com/sandbox-agent/sandbox-agent/pkg/kata"
 	"github.com/sandbox-agent/sandbox-agent/pkg/listeners"
 )
@@ -225,7 +227,16 @@ func newNetworks(cfg *config.Config, log *slog.Logger) (*network.Manager, error)
 		Listeners: listeners.List{TCP: portsOf(cfg.Listeners.TCP), UDP: portsOf(cfg.Listeners.UDP)},
 		Bridge:    network.BridgeOptions{Subnets: n.Bridge.Prefixes()},
 		CNI:       network.CNIOptions{ConfDir: n.CNI.ConfDir, BinDirs: n.CNI.BinDirs, Network: n.CNI.Network},
+		Egress:    egressOptions(n),
 	})
+}
+
+// egressOptions give the agent a resolver where sessions can have a list of destinations.
+func egressOptions(n config.Network) network.EgressOptions {
+	if !slices.Contains(n.Egress.Allowed, string(egress.Allowlist)) {
+		return network.EgressOptions{}
+	}
+	return network.EgressOptions{Resolvers: n.Egress.ResolverAddrs(), Upstreams: n.Egress.UpstreamAddrs()}
 }
 
 // portsOf are ports that Validate has checked.

@@ -13,6 +13,8 @@ import (
 
 	"golang.org/x/sys/unix"
 	"sigs.k8s.io/yaml"
+
+	"github.com/sandbox-agent/sandbox-agent/pkg/egress"
 )
 
 // Config is the whole configuration. The zero value is not usable: start from Default.
@@ -135,6 +137,35 @@ type Network struct {
 	Nameservers []string      `json:"nameservers"`
 	Bridge      NetworkBridge `json:"bridge"`
 	CNI         NetworkCNI    `json:"cni"`
+	Egress      NetworkEgress `json:"egress"`
+}
+
+// NetworkEgress is what sandboxes with a network may reach, of what is not closed to all of them.
+type NetworkEgress struct {
+	// Default is the policy of a session that names none, Allowed are those that one can name: none, open, allowlist.
+	Default string   `json:"default"`
+	Allowed []string `json:"allowed"`
+	// Allow is the operator's list of destinations. A session's own list has to be within it.
+	Allow []EgressEntry `json:"allow"`
+	// Resolver are the addresses at which sandboxes with an allowlist ask for names, at most one of each family. The agent
+	// gives them to the node's loopback interface while it runs.
+	Resolver []string `json:"resolver"`
+	// Upstream are the nameservers that the resolver asks; none: network.nameservers, or else the node's own.
+	Upstream []string `json:"upstream"`
+	// Connections bounds those of one sandbox that are open at once, ConnectionsPerSecond the new ones; BytesOut what one
+	// sandbox sends in all, 0 for no bound.
+	Connections          int64 `json:"connections"`
+	ConnectionsPerSecond int64 `json:"connections_per_second"`
+	BytesOut             int64 `json:"bytes_out"`
+}
+
+// EgressEntry is one destination of an allowlist; see egress.Spec.
+type EgressEntry struct {
+	To       string   `json:"to"`
+	Ports    []int64  `json:"ports"`
+	Protocol string   `json:"protocol"`
+	Private  []string `json:"private"`
+	Reason   string   `json:"reason"`
 }
 
 // NetworkBridge is where sandboxes of the mode "bridge" have their addresses from.
@@ -277,6 +308,10 @@ func Default(nodeMemory int64) Config {
 			Default: NoNetwork, Allowed: []string{NoNetwork},
 			Bridge: NetworkBridge{Subnet: "10.231.0.0/16"},
 			CNI:    NetworkCNI{ConfDir: "/etc/cni/net.d", BinDirs: []string{"/opt/cni/bin", "/usr/lib/cni", "/usr/libexec/cni"}},
+			Egress: NetworkEgress{
+				Default: string(egress.Open), Allowed: []string{string(egress.Open)}, Resolver: []string{"169.254.53.53"},
+				Connections: 1024, ConnectionsPerSecond: 200,
+			},
 		},
 		Limits: Limits{
 			Timeout: Duration(2 * time.Minute), MaxTimeout: Duration(time.Hour), Grace: Duration(2 * time.Second),

@@ -8,6 +8,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/sandbox-agent/sandbox-agent/pkg/egress"
 )
 
 // shape checks what a file holds against the keys and kinds of Config, before it is decoded: an operator is told the
@@ -22,7 +24,7 @@ func newShape(c *Config) shape {
 		"socket.mode": `four octal digits in quotes, for example "0660" (without quotes YAML reads a number of its own)`,
 	}}
 	for key, set := range map[string][]string{
-		"workspace.hooks": hookModes, "workspace.git_layout": layouts, "log.level": levels, "runtime.default": runtimes, "network.default": networks,
+		"workspace.hooks": hookModes, "workspace.git_layout": layouts, "log.level": levels, "runtime.default": runtimes, "network.default": networks, "network.egress.default": egress.Modes,
 	} {
 		s.allowed[key] = strings.Join(set, ", ") + " (YAML reads a bare on, off, yes or no as true or false: put it in quotes)"
 	}

@@ -10,6 +10,8 @@ import (
 	"time"
 	"unicode"
 	"unicode/utf8"
+
+	"github.com/sandbox-agent/sandbox-agent/pkg/egress"
 )
 
 // What the names of the API stand for in this version.
@@ -96,7 +98,7 @@ func (c *Config) ranges() []intRange {
 // Validate checks everything that can be checked without the node. The error names key, value and allowed range.
 func (c *Config) Validate() error {
 	for _, check := range []func() error{
-		c.checkPaths, c.checkSocket, c.checkNames, c.checkContainerd, c.checkRootfs, c.checkRanges, c.checkListeners, c.checkNetwork, c.checkIdentity, c.checkExport, c.checkCaches,
+		c.checkPaths, c.checkSocket, c.checkNames, c.checkContainerd, c.checkRootfs, c.checkRanges, c.checkListeners, c.checkNetwork, c.checkEgress, c.checkIdentity, c.checkExport, c.checkCaches,
 	} {
 		if err := check(); err != nil {
 			return err
@@ -167,6 +169,7 @@ func (c *Config) checkNames() error {
 		{"log.level", c.Log.Level, levels},
 		{"runtime.default", c.Runtime.Default, c.Runtime.Allowed},
 		{"network.default", c.Network.Default, c.Network.Allowed},
+		{"network.egress.default", c.Network.Egress.Default, c.Network.Egress.Allowed},
 	}
 	for i, r := range c.Runtime.Allowed {
 		sets = append(sets, struct {
@@ -181,6 +184,13 @@ func (c *Config) checkNames() error {
 			value string
 			set   []string
 		}{fmt.Sprintf("network.allowed[%d]", i), n, networks})
+	}
+	for i, n := range c.Network.Egress.Allowed {
+		sets = append(sets, struct {
+			key   string
+			value string
+			set   []string
+		}{fmt.Sprintf("network.egress.allowed[%d]", i), n, egress.Modes})
 	}
 	for _, s := range sets {
 		if !slices.Contains(s.set, s.value) {

@@ -46,6 +46,19 @@ type Traffic struct {
 	BytesOut, Connections, Refused uint64
 }
 
+// Since is what has been counted since an earlier reading. A counter that was lost meanwhile begins anew.
+func (t Traffic) Since(before Traffic) Traffic {
+	since := func(now, then uint64) uint64 {
+		if now < then {
+			return now
+		}
+		return now - then
+	}
+	return Traffic{
+		BytesOut: since(t.BytesOut, before.BytesOut), Connections: since(t.Connections, before.Connections), Refused: since(t.Refused, before.Refused),
+	}
+}
+
 // egressRules are the agent's table for what each sandbox may reach. It is apart from that of the listeners: the sets, the
 // counters and the connections in it outlive a restart of the agent, and what is refused there is refused whatever this one
 // says.

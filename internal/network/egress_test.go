@@ -38,14 +38,7 @@ func newEgressLab(t *testing.T) *egressLab {
 	l := &egressLab{lab: newLab(t, false)}
 	l.zone = l.DNS(l.World, netlab.Web+":53")
 	o := l.opts
-	o.Egress = EgressOptions{
-		Resolvers: []netip.Addr{netip.MustParseAddr(resolverAddr)},
-		Refused: func(id, what string) {
-			l.mu.Lock()
-			defer l.mu.Unlock()
-			l.refused = append(l.refused, id+" "+what)
-		},
-	}
+	o.Egress = EgressOptions{Resolvers: []netip.Addr{netip.MustParseAddr(resolverAddr)}}
 	var err error
 	l.Manager, err = New(o)
 	require.NoError(t, err)
@@ -55,11 +48,18 @@ func newEgressLab(t *testing.T) *egressLab {
 	return l
 }
 
-// run has the manager run, until stop.
+// run has the manager serve, until stop.
 func (l *egressLab) run() {
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
-	go func() { l.Run(ctx); close(done) }()
+	go func() {
+		defer close(done)
+		l.Serve(ctx, func(id, what string) {
+			l.mu.Lock()
+			defer l.mu.Unlock()
+			l.refused = append(l.refused, id+" "+what)
+		})
+	}()
 	l.stop = func() { cancel(); <-done }
 	require.Eventually(l.t, func() bool {
 		return l.Command("/proc/self/ns/net", "python3", "-c", `

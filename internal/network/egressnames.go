@@ -25,18 +25,16 @@ type EgressOptions struct {
 	Resolvers []netip.Addr
 	// Upstreams are the nameservers that the resolver asks; none: Options.Nameservers, or else the node's own.
 	Upstreams []netip.Addr
-	// Refused is told of what a sandbox was refused: a destination ADDRESS:PORT/PROTOCOL, or a name, with the reason where it
-	// is not that it isn't listed. It must not block.
-	Refused func(id, what string)
 }
 
 // again is how long the resolver waits before it begins anew after a failure.
 const again = time.Second
 
-// Run serves names to sandboxes and hears what is refused, until ctx ends.
-func (m *Manager) Run(ctx context.Context) {
+// Serve serves names to sandboxes and hears what is refused, until ctx ends. refused is told of what a sandbox was refused: a
+// destination ADDRESS:PORT/PROTOCOL, or a name, with the reason where it is not that it isn't listed. It must not block.
+func (m *Manager) Serve(ctx context.Context, refused func(id, what string)) {
 	for ctx.Err() == nil {
-		if err := m.run(ctx); err != nil {
+		if err := m.serve(ctx, refused); err != nil {
 			m.log.Error("sandboxes with an allowlist resolve no names for now, and refusals are not told", "error", err)
 			select {
 			case <-ctx.Done():
@@ -46,8 +44,12 @@ func (m *Manager) Run(ctx context.Context) {
 	}
 }
 
-func (m *Manager) run(ctx context.Context) error {
-	w, err := watch(m.egress.group, m.heard)
+func (m *Manager) serve(ctx context.Context, refused func(id, what string)) error {
+	w, err := watch(m.egress.group, func(source netip.Addr, to string) {
+		if g := m.egress.at(source); g != nil {
+			refused(g.rec.ID, to)
+		}
+	})
 	if err != nil {
 		return err
 	}
@@ -55,21 +57,9 @@ func (m *Manager) run(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	ended := make(chan error, 1)
 	go func() { ended <- w.listen(); cancel() }()
-	err = m.serveNames(ctx)
+	err = m.serveNames(ctx, refused)
 	m.watcher.Store(nil)
 	return errors.Join(err, w.close(), <-ended)
-}
-
-func (m *Manager) heard(source netip.Addr, to string) {
-	if g := m.egress.at(source); g != nil {
-		m.refused(g.rec.ID, to)
-	}
-}
-
-func (m *Manager) refused(id, what string) {
-	if m.opts.Egress.Refused != nil {
-		m.opts.Egress.Refused(id, what)
-	}
 }
 
 // Settle waits until everything that has been refused so far is told.
@@ -94,7 +84,7 @@ func (m *Manager) Policy(id string) *Egress {
 }
 
 // serveNames serves at each of the resolver's addresses until ctx ends.
-func (m *Manager) serveNames(ctx context.Context) error {
+func (m *Manager) serveNames(ctx context.Context, refused func(id, what string)) error {
 	if len(m.opts.Egress.Resolvers) == 0 {
 		<-ctx.Done()
 		return nil
@@ -105,7 +95,7 @@ func (m *Manager) serveNames(ctx context.Context) error {
 			if why != "" {
 				name += " (" + why + ")"
 			}
-			m.refused(id, name)
+			refused(id, name)
 		},
 	})
 	ctx, cancel := context.WithCancel(ctx)

@@ -57,7 +57,7 @@ type Manager struct {
 	changing sync.Mutex
 	rules    *rules
 	egress   *egressRules
-	// watcher hears what is refused, while Run runs.
+	// watcher hears what is refused, while Serve runs.
 	watcher atomic.Pointer[watcher]
 	// last is the address of each range that was given last.
 	last map[netip.Prefix]netip.Addr

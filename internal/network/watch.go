@@ -59,11 +59,12 @@ func (m *Manager) look(seen *uint32) (changed []string, err error) {
 	if err != nil || now == *seen {
 		return nil, err
 	}
-	if ok, err := m.rules.intact(connected); err != nil || ok {
+	ok, err := m.rules.intact(connected)
+	if err != nil || ok && m.egress.intact(connected) {
 		*seen = now
 		return nil, err
 	}
-	return changed, m.rules.set(all)
+	return changed, errors.Join(m.rules.set(all), m.restoreEgress(all))
 }
 
 // generation is a number that changes with every change of the node's nftables (NFT_MSG_GETGEN).

@@ -66,6 +66,10 @@ func (h *sessions) UpdateGrants(ctx context.Context, r *sandboxv1.UpdateGrantsRe
 	return &sandboxv1.UpdateGrantsResponse{Session: s}, nil
 }
 
+func (h *sessions) GetEgress(_ context.Context, r *sandboxv1.GetEgressRequest) (*sandboxv1.GetEgressResponse, error) {
+	return h.agent.GetEgress(r)
+}
+
 func (h *sessions) RetireSandbox(ctx context.Context, r *sandboxv1.RetireSandboxRequest) (*sandboxv1.RetireSandboxResponse, error) {
 	s, evidence, err := h.agent.RetireSandbox(ctx, r)
 	if err != nil {

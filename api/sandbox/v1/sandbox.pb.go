@@ -501,7 +501,7 @@ func (x ExecResult_Status) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use ExecResult_Status.Descriptor instead.
 func (ExecResult_Status) EnumDescriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{42, 0}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{46, 0}
 }
 
 type Workspace struct {
@@ -653,8 +653,14 @@ type Network struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// "none", "bridge" or "cni"; empty: the node's default.
 	Mode string `protobuf:"bytes,1,opt,name=mode,proto3" json:"mode,omitempty"`
-	// Destinations that the egress policy lets through.
-	Allow         []string `protobuf:"bytes,2,rep,name=allow,proto3" json:"allow,omitempty"`
+	// With the policy "allowlist": TO[:PORT[,PORT]…][/PROTOCOL] REASON, each within one entry of the operator's list, which is
+	// the whole list of a session that names none. TO is a host's name, a pattern ("*.example.com": one or more labels before
+	// the rest), an address or a range; an IPv6 one with a port is in brackets. Without a port: 443. PROTOCOL is tcp (default)
+	// or udp. REASON is what it is needed for, and may not be left out.
+	Allow []string `protobuf:"bytes,2,rep,name=allow,proto3" json:"allow,omitempty"`
+	// What sandboxes may reach of what is not closed to all of them: "none", "open" or "allowlist"; empty: the node's default.
+	// Only for a mode other than "none".
+	Egress        string `protobuf:"bytes,3,opt,name=egress,proto3" json:"egress,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -701,6 +707,13 @@ func (x *Network) GetAllow() []string {
 		return x.Allow
 	}
 	return nil
+}
+
+func (x *Network) GetEgress() string {
+	if x != nil {
+		return x.Egress
+	}
+	return ""
 }
 
 type GrantFile struct {
@@ -2714,6 +2727,185 @@ func (x *UpdateGrantsResponse) GetSession() *Session {
 	return nil
 }
 
+type GetEgressRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	SessionId     string                 `protobuf:"bytes,1,opt,name=session_id,json=sessionId,proto3" json:"session_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetEgressRequest) Reset() {
+	*x = GetEgressRequest{}
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[29]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetEgressRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetEgressRequest) ProtoMessage() {}
+
+func (x *GetEgressRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[29]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetEgressRequest.ProtoReflect.Descriptor instead.
+func (*GetEgressRequest) Descriptor() ([]byte, []int) {
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{29}
+}
+
+func (x *GetEgressRequest) GetSessionId() string {
+	if x != nil {
+		return x.SessionId
+	}
+	return ""
+}
+
+type GetEgressResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// As the session has them; mode and egress are never empty, allow is the session's own list.
+	Network *Network `protobuf:"bytes,1,opt,name=network,proto3" json:"network,omitempty"`
+	// The list in effect: the next sandbox's, and the present one's unless the operator has changed the node's since it was made.
+	Entries []*EgressEntry `protobuf:"bytes,2,rep,name=entries,proto3" json:"entries,omitempty"`
+	// Where sandboxes with this policy ask for names.
+	Nameservers []string `protobuf:"bytes,3,rep,name=nameservers,proto3" json:"nameservers,omitempty"`
+	// What the present sandbox has done since it was connected; not set without one.
+	Use           *NetworkUse `protobuf:"bytes,4,opt,name=use,proto3" json:"use,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetEgressResponse) Reset() {
+	*x = GetEgressResponse{}
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[30]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetEgressResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetEgressResponse) ProtoMessage() {}
+
+func (x *GetEgressResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[30]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetEgressResponse.ProtoReflect.Descriptor instead.
+func (*GetEgressResponse) Descriptor() ([]byte, []int) {
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{30}
+}
+
+func (x *GetEgressResponse) GetNetwork() *Network {
+	if x != nil {
+		return x.Network
+	}
+	return nil
+}
+
+func (x *GetEgressResponse) GetEntries() []*EgressEntry {
+	if x != nil {
+		return x.Entries
+	}
+	return nil
+}
+
+func (x *GetEgressResponse) GetNameservers() []string {
+	if x != nil {
+		return x.Nameservers
+	}
+	return nil
+}
+
+func (x *GetEgressResponse) GetUse() *NetworkUse {
+	if x != nil {
+		return x.Use
+	}
+	return nil
+}
+
+// EgressEntry is one destination of a list.
+type EgressEntry struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// TO:PORT[,PORT]…/PROTOCOL, as in Network.allow.
+	Destination string `protobuf:"bytes,1,opt,name=destination,proto3" json:"destination,omitempty"`
+	Reason      string `protobuf:"bytes,2,opt,name=reason,proto3" json:"reason,omitempty"`
+	// Ranges in which the name's addresses may lie although they are private.
+	Private       []string `protobuf:"bytes,3,rep,name=private,proto3" json:"private,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *EgressEntry) Reset() {
+	*x = EgressEntry{}
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[31]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *EgressEntry) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*EgressEntry) ProtoMessage() {}
+
+func (x *EgressEntry) ProtoReflect() protoreflect.Message {
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[31]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use EgressEntry.ProtoReflect.Descriptor instead.
+func (*EgressEntry) Descriptor() ([]byte, []int) {
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{31}
+}
+
+func (x *EgressEntry) GetDestination() string {
+	if x != nil {
+		return x.Destination
+	}
+	return ""
+}
+
+func (x *EgressEntry) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *EgressEntry) GetPrivate() []string {
+	if x != nil {
+		return x.Private
+	}
+	return nil
+}
+
 type RetireSandboxRequest struct {
 	state      protoimpl.MessageState `protogen:"open.v1"`
 	SessionId  string                 `protobuf:"bytes,1,opt,name=session_id,json=sessionId,proto3" json:"session_id,omitempty"`
@@ -2726,7 +2918,7 @@ type RetireSandboxRequest struct {
 
 func (x *RetireSandboxRequest) Reset() {
 	*x = RetireSandboxRequest{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[29]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2738,7 +2930,7 @@ func (x *RetireSandboxRequest) String() string {
 func (*RetireSandboxRequest) ProtoMessage() {}
 
 func (x *RetireSandboxRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[29]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2751,7 +2943,7 @@ func (x *RetireSandboxRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RetireSandboxRequest.ProtoReflect.Descriptor instead.
 func (*RetireSandboxRequest) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{29}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *RetireSandboxRequest) GetSessionId() string {
@@ -2785,7 +2977,7 @@ type RetireSandboxResponse struct {
 
 func (x *RetireSandboxResponse) Reset() {
 	*x = RetireSandboxResponse{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[30]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2797,7 +2989,7 @@ func (x *RetireSandboxResponse) String() string {
 func (*RetireSandboxResponse) ProtoMessage() {}
 
 func (x *RetireSandboxResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[30]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2810,7 +3002,7 @@ func (x *RetireSandboxResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RetireSandboxResponse.ProtoReflect.Descriptor instead.
 func (*RetireSandboxResponse) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{30}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *RetireSandboxResponse) GetSession() *Session {
@@ -2837,7 +3029,7 @@ type DeleteSessionRequest struct {
 
 func (x *DeleteSessionRequest) Reset() {
 	*x = DeleteSessionRequest{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[31]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2849,7 +3041,7 @@ func (x *DeleteSessionRequest) String() string {
 func (*DeleteSessionRequest) ProtoMessage() {}
 
 func (x *DeleteSessionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[31]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2862,7 +3054,7 @@ func (x *DeleteSessionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteSessionRequest.ProtoReflect.Descriptor instead.
 func (*DeleteSessionRequest) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{31}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *DeleteSessionRequest) GetSessionId() string {
@@ -2888,7 +3080,7 @@ type DeleteSessionResponse struct {
 
 func (x *DeleteSessionResponse) Reset() {
 	*x = DeleteSessionResponse{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[32]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2900,7 +3092,7 @@ func (x *DeleteSessionResponse) String() string {
 func (*DeleteSessionResponse) ProtoMessage() {}
 
 func (x *DeleteSessionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[32]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2913,7 +3105,7 @@ func (x *DeleteSessionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteSessionResponse.ProtoReflect.Descriptor instead.
 func (*DeleteSessionResponse) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{32}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *DeleteSessionResponse) GetEvidence() *Evidence {
@@ -2937,7 +3129,7 @@ type DeleteWorkspaceRequest struct {
 
 func (x *DeleteWorkspaceRequest) Reset() {
 	*x = DeleteWorkspaceRequest{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[33]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2949,7 +3141,7 @@ func (x *DeleteWorkspaceRequest) String() string {
 func (*DeleteWorkspaceRequest) ProtoMessage() {}
 
 func (x *DeleteWorkspaceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[33]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2962,7 +3154,7 @@ func (x *DeleteWorkspaceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteWorkspaceRequest.ProtoReflect.Descriptor instead.
 func (*DeleteWorkspaceRequest) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{33}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *DeleteWorkspaceRequest) GetSessionId() string {
@@ -3004,7 +3196,7 @@ type DeleteWorkspaceResponse struct {
 
 func (x *DeleteWorkspaceResponse) Reset() {
 	*x = DeleteWorkspaceResponse{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[34]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3016,7 +3208,7 @@ func (x *DeleteWorkspaceResponse) String() string {
 func (*DeleteWorkspaceResponse) ProtoMessage() {}
 
 func (x *DeleteWorkspaceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[34]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3029,7 +3221,7 @@ func (x *DeleteWorkspaceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteWorkspaceResponse.ProtoReflect.Descriptor instead.
 func (*DeleteWorkspaceResponse) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{34}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *DeleteWorkspaceResponse) GetEvidence() *Evidence {
@@ -3061,7 +3253,7 @@ type WatchEventsRequest struct {
 
 func (x *WatchEventsRequest) Reset() {
 	*x = WatchEventsRequest{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[35]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3073,7 +3265,7 @@ func (x *WatchEventsRequest) String() string {
 func (*WatchEventsRequest) ProtoMessage() {}
 
 func (x *WatchEventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[35]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3086,7 +3278,7 @@ func (x *WatchEventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchEventsRequest.ProtoReflect.Descriptor instead.
 func (*WatchEventsRequest) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{35}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *WatchEventsRequest) GetSessionId() string {
@@ -3128,7 +3320,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[36]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3140,7 +3332,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[36]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3153,7 +3345,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{36}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *Event) GetCursor() string {
@@ -3214,7 +3406,7 @@ type WatchEventsResponse struct {
 
 func (x *WatchEventsResponse) Reset() {
 	*x = WatchEventsResponse{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[37]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3226,7 +3418,7 @@ func (x *WatchEventsResponse) String() string {
 func (*WatchEventsResponse) ProtoMessage() {}
 
 func (x *WatchEventsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[37]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3239,7 +3431,7 @@ func (x *WatchEventsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchEventsResponse.ProtoReflect.Descriptor instead.
 func (*WatchEventsResponse) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{37}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *WatchEventsResponse) GetEvent() *Event {
@@ -3270,7 +3462,7 @@ type OutputInfo struct {
 
 func (x *OutputInfo) Reset() {
 	*x = OutputInfo{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[38]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3282,7 +3474,7 @@ func (x *OutputInfo) String() string {
 func (*OutputInfo) ProtoMessage() {}
 
 func (x *OutputInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[38]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3295,7 +3487,7 @@ func (x *OutputInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OutputInfo.ProtoReflect.Descriptor instead.
 func (*OutputInfo) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{38}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *OutputInfo) GetBytes() uint64 {
@@ -3361,7 +3553,7 @@ type Usage struct {
 
 func (x *Usage) Reset() {
 	*x = Usage{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[39]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3373,7 +3565,7 @@ func (x *Usage) String() string {
 func (*Usage) ProtoMessage() {}
 
 func (x *Usage) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[39]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3386,7 +3578,7 @@ func (x *Usage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Usage.ProtoReflect.Descriptor instead.
 func (*Usage) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{39}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *Usage) GetUserCpu() *durationpb.Duration {
@@ -3413,6 +3605,70 @@ func (x *Usage) GetMaxRssBytes() int64 {
 func (x *Usage) GetPeakMemoryBytes() int64 {
 	if x != nil {
 		return x.PeakMemoryBytes
+	}
+	return 0
+}
+
+// NetworkUse is what the node's kernel counted at a sandbox's interface.
+type NetworkUse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// What the sandbox sent, headers included.
+	BytesOut uint64 `protobuf:"varint,1,opt,name=bytes_out,json=bytesOut,proto3" json:"bytes_out,omitempty"`
+	// Connections that it began, of UDP as the kernel tells them apart, and that were let through.
+	Connections uint64 `protobuf:"varint,2,opt,name=connections,proto3" json:"connections,omitempty"`
+	// Packets that the egress policy refused. A program that tries again is counted again.
+	Refused       uint64 `protobuf:"varint,3,opt,name=refused,proto3" json:"refused,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *NetworkUse) Reset() {
+	*x = NetworkUse{}
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[43]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *NetworkUse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*NetworkUse) ProtoMessage() {}
+
+func (x *NetworkUse) ProtoReflect() protoreflect.Message {
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[43]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use NetworkUse.ProtoReflect.Descriptor instead.
+func (*NetworkUse) Descriptor() ([]byte, []int) {
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{43}
+}
+
+func (x *NetworkUse) GetBytesOut() uint64 {
+	if x != nil {
+		return x.BytesOut
+	}
+	return 0
+}
+
+func (x *NetworkUse) GetConnections() uint64 {
+	if x != nil {
+		return x.Connections
+	}
+	return 0
+}
+
+func (x *NetworkUse) GetRefused() uint64 {
+	if x != nil {
+		return x.Refused
 	}
 	return 0
 }
@@ -3444,7 +3700,7 @@ type Harvest struct {
 
 func (x *Harvest) Reset() {
 	*x = Harvest{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[40]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3456,7 +3712,7 @@ func (x *Harvest) String() string {
 func (*Harvest) ProtoMessage() {}
 
 func (x *Harvest) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[40]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3469,7 +3725,7 @@ func (x *Harvest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Harvest.ProtoReflect.Descriptor instead.
 func (*Harvest) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{40}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *Harvest) GetStatus() string {
@@ -3536,7 +3792,7 @@ type HarvestConflict struct {
 
 func (x *HarvestConflict) Reset() {
 	*x = HarvestConflict{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[41]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3548,7 +3804,7 @@ func (x *HarvestConflict) String() string {
 func (*HarvestConflict) ProtoMessage() {}
 
 func (x *HarvestConflict) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[41]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3561,7 +3817,7 @@ func (x *HarvestConflict) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HarvestConflict.ProtoReflect.Descriptor instead.
 func (*HarvestConflict) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{41}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *HarvestConflict) GetRef() string {
@@ -3626,7 +3882,10 @@ type ExecResult struct {
 	Receipt []byte `protobuf:"bytes,18,opt,name=receipt,proto3" json:"receipt,omitempty"`
 	// What came to the base clone; unset when there was nothing to bring over. Unset, too, where the agent was restarted
 	// before it had recorded the outcome: Session.last_harvest says what came then.
-	Harvest             *Harvest `protobuf:"bytes,19,opt,name=harvest,proto3" json:"harvest,omitempty"`
+	Harvest *Harvest `protobuf:"bytes,19,opt,name=harvest,proto3" json:"harvest,omitempty"`
+	// What the command was refused over the network, each once, at most 64: ADDRESS:PORT/PROTOCOL, or a name that it asked for,
+	// with the reason if that is not that the name isn't listed. Under heavy refusal some are only counted (network.refused).
+	// Empty in answers that were given after a restart of the agent.
 	RefusedDestinations []string `protobuf:"bytes,20,rep,name=refused_destinations,json=refusedDestinations,proto3" json:"refused_destinations,omitempty"`
 	// A sentence for every status that isn't plain.
 	Reason    string            `protobuf:"bytes,21,opt,name=reason,proto3" json:"reason,omitempty"`
@@ -3636,14 +3895,17 @@ type ExecResult struct {
 	Evidence *Evidence `protobuf:"bytes,24,opt,name=evidence,proto3" json:"evidence,omitempty"`
 	// What the agent recorded with the intent, before the command started, in lower-case hex; the receipt has the same. Set with
 	// a receipt; empty in the records of agents that did not keep it in the answer.
-	Nonce         string `protobuf:"bytes,25,opt,name=nonce,proto3" json:"nonce,omitempty"`
+	Nonce string `protobuf:"bytes,25,opt,name=nonce,proto3" json:"nonce,omitempty"`
+	// What the command did over the network, in a sandbox that has one; the node's word, not receiptd's. Not set after a restart
+	// of the agent.
+	Network       *NetworkUse `protobuf:"bytes,26,opt,name=network,proto3" json:"network,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ExecResult) Reset() {
 	*x = ExecResult{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[42]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3655,7 +3917,7 @@ func (x *ExecResult) String() string {
 func (*ExecResult) ProtoMessage() {}
 
 func (x *ExecResult) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[42]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3668,7 +3930,7 @@ func (x *ExecResult) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecResult.ProtoReflect.Descriptor instead.
 func (*ExecResult) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{42}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *ExecResult) GetExecId() string {
@@ -3846,6 +4108,13 @@ func (x *ExecResult) GetNonce() string {
 	return ""
 }
 
+func (x *ExecResult) GetNetwork() *NetworkUse {
+	if x != nil {
+		return x.Network
+	}
+	return nil
+}
+
 type ExecRequest struct {
 	state     protoimpl.MessageState `protogen:"open.v1"`
 	SessionId string                 `protobuf:"bytes,1,opt,name=session_id,json=sessionId,proto3" json:"session_id,omitempty"`
@@ -3872,7 +4141,7 @@ type ExecRequest struct {
 
 func (x *ExecRequest) Reset() {
 	*x = ExecRequest{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[43]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3884,7 +4153,7 @@ func (x *ExecRequest) String() string {
 func (*ExecRequest) ProtoMessage() {}
 
 func (x *ExecRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[43]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3897,7 +4166,7 @@ func (x *ExecRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecRequest.ProtoReflect.Descriptor instead.
 func (*ExecRequest) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{43}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *ExecRequest) GetSessionId() string {
@@ -3972,7 +4241,7 @@ type ExecResponse struct {
 
 func (x *ExecResponse) Reset() {
 	*x = ExecResponse{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[44]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3984,7 +4253,7 @@ func (x *ExecResponse) String() string {
 func (*ExecResponse) ProtoMessage() {}
 
 func (x *ExecResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[44]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3997,7 +4266,7 @@ func (x *ExecResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecResponse.ProtoReflect.Descriptor instead.
 func (*ExecResponse) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{44}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *ExecResponse) GetResult() *ExecResult {
@@ -4019,7 +4288,7 @@ type StreamExecRequest struct {
 
 func (x *StreamExecRequest) Reset() {
 	*x = StreamExecRequest{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[45]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4031,7 +4300,7 @@ func (x *StreamExecRequest) String() string {
 func (*StreamExecRequest) ProtoMessage() {}
 
 func (x *StreamExecRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[45]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4044,7 +4313,7 @@ func (x *StreamExecRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StreamExecRequest.ProtoReflect.Descriptor instead.
 func (*StreamExecRequest) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{45}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *StreamExecRequest) GetExec() *ExecRequest {
@@ -4082,7 +4351,7 @@ type OutputChunk struct {
 
 func (x *OutputChunk) Reset() {
 	*x = OutputChunk{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[46]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4094,7 +4363,7 @@ func (x *OutputChunk) String() string {
 func (*OutputChunk) ProtoMessage() {}
 
 func (x *OutputChunk) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[46]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4107,7 +4376,7 @@ func (x *OutputChunk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OutputChunk.ProtoReflect.Descriptor instead.
 func (*OutputChunk) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{46}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *OutputChunk) GetStream() Stream {
@@ -4148,7 +4417,7 @@ type ExecStarted struct {
 
 func (x *ExecStarted) Reset() {
 	*x = ExecStarted{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[47]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4160,7 +4429,7 @@ func (x *ExecStarted) String() string {
 func (*ExecStarted) ProtoMessage() {}
 
 func (x *ExecStarted) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[47]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4173,7 +4442,7 @@ func (x *ExecStarted) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecStarted.ProtoReflect.Descriptor instead.
 func (*ExecStarted) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{47}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *ExecStarted) GetExecId() string {
@@ -4204,7 +4473,7 @@ type StreamExecResponse struct {
 
 func (x *StreamExecResponse) Reset() {
 	*x = StreamExecResponse{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[48]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4216,7 +4485,7 @@ func (x *StreamExecResponse) String() string {
 func (*StreamExecResponse) ProtoMessage() {}
 
 func (x *StreamExecResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[48]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4229,7 +4498,7 @@ func (x *StreamExecResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StreamExecResponse.ProtoReflect.Descriptor instead.
 func (*StreamExecResponse) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{48}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *StreamExecResponse) GetEvent() isStreamExecResponse_Event {
@@ -4299,7 +4568,7 @@ type GetExecRequest struct {
 
 func (x *GetExecRequest) Reset() {
 	*x = GetExecRequest{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[49]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4311,7 +4580,7 @@ func (x *GetExecRequest) String() string {
 func (*GetExecRequest) ProtoMessage() {}
 
 func (x *GetExecRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[49]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4324,7 +4593,7 @@ func (x *GetExecRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetExecRequest.ProtoReflect.Descriptor instead.
 func (*GetExecRequest) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{49}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *GetExecRequest) GetSessionId() string {
@@ -4359,7 +4628,7 @@ type GetExecResponse struct {
 
 func (x *GetExecResponse) Reset() {
 	*x = GetExecResponse{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[50]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4371,7 +4640,7 @@ func (x *GetExecResponse) String() string {
 func (*GetExecResponse) ProtoMessage() {}
 
 func (x *GetExecResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[50]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4384,7 +4653,7 @@ func (x *GetExecResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetExecResponse.ProtoReflect.Descriptor instead.
 func (*GetExecResponse) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{50}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *GetExecResponse) GetState() ExecState {
@@ -4412,7 +4681,7 @@ type ListExecsRequest struct {
 
 func (x *ListExecsRequest) Reset() {
 	*x = ListExecsRequest{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[51]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4424,7 +4693,7 @@ func (x *ListExecsRequest) String() string {
 func (*ListExecsRequest) ProtoMessage() {}
 
 func (x *ListExecsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[51]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4437,7 +4706,7 @@ func (x *ListExecsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListExecsRequest.ProtoReflect.Descriptor instead.
 func (*ListExecsRequest) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{51}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *ListExecsRequest) GetSessionId() string {
@@ -4475,7 +4744,7 @@ type ExecSummary struct {
 
 func (x *ExecSummary) Reset() {
 	*x = ExecSummary{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[52]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4487,7 +4756,7 @@ func (x *ExecSummary) String() string {
 func (*ExecSummary) ProtoMessage() {}
 
 func (x *ExecSummary) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[52]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4500,7 +4769,7 @@ func (x *ExecSummary) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecSummary.ProtoReflect.Descriptor instead.
 func (*ExecSummary) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{52}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *ExecSummary) GetExecId() string {
@@ -4555,7 +4824,7 @@ type ListExecsResponse struct {
 
 func (x *ListExecsResponse) Reset() {
 	*x = ListExecsResponse{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[53]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4567,7 +4836,7 @@ func (x *ListExecsResponse) String() string {
 func (*ListExecsResponse) ProtoMessage() {}
 
 func (x *ListExecsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[53]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4580,7 +4849,7 @@ func (x *ListExecsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListExecsResponse.ProtoReflect.Descriptor instead.
 func (*ListExecsResponse) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{53}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *ListExecsResponse) GetExecs() []*ExecSummary {
@@ -4608,7 +4877,7 @@ type CancelExecRequest struct {
 
 func (x *CancelExecRequest) Reset() {
 	*x = CancelExecRequest{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[54]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4620,7 +4889,7 @@ func (x *CancelExecRequest) String() string {
 func (*CancelExecRequest) ProtoMessage() {}
 
 func (x *CancelExecRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[54]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4633,7 +4902,7 @@ func (x *CancelExecRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelExecRequest.ProtoReflect.Descriptor instead.
 func (*CancelExecRequest) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{54}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *CancelExecRequest) GetSessionId() string {
@@ -4666,7 +4935,7 @@ type CancelExecResponse struct {
 
 func (x *CancelExecResponse) Reset() {
 	*x = CancelExecResponse{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[55]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4678,7 +4947,7 @@ func (x *CancelExecResponse) String() string {
 func (*CancelExecResponse) ProtoMessage() {}
 
 func (x *CancelExecResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[55]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4691,7 +4960,7 @@ func (x *CancelExecResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelExecResponse.ProtoReflect.Descriptor instead.
 func (*CancelExecResponse) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{55}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *CancelExecResponse) GetResult() *ExecResult {
@@ -4715,7 +4984,7 @@ type GitRequest struct {
 
 func (x *GitRequest) Reset() {
 	*x = GitRequest{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[56]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4727,7 +4996,7 @@ func (x *GitRequest) String() string {
 func (*GitRequest) ProtoMessage() {}
 
 func (x *GitRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[56]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4740,7 +5009,7 @@ func (x *GitRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GitRequest.ProtoReflect.Descriptor instead.
 func (*GitRequest) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{56}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *GitRequest) GetSessionId() string {
@@ -4786,7 +5055,7 @@ type GitResponse struct {
 
 func (x *GitResponse) Reset() {
 	*x = GitResponse{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[57]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4798,7 +5067,7 @@ func (x *GitResponse) String() string {
 func (*GitResponse) ProtoMessage() {}
 
 func (x *GitResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[57]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4811,7 +5080,7 @@ func (x *GitResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GitResponse.ProtoReflect.Descriptor instead.
 func (*GitResponse) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{57}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *GitResponse) GetExitCode() int32 {
@@ -4859,7 +5128,7 @@ type HarvestRequest struct {
 
 func (x *HarvestRequest) Reset() {
 	*x = HarvestRequest{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[58]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4871,7 +5140,7 @@ func (x *HarvestRequest) String() string {
 func (*HarvestRequest) ProtoMessage() {}
 
 func (x *HarvestRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[58]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4884,7 +5153,7 @@ func (x *HarvestRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HarvestRequest.ProtoReflect.Descriptor instead.
 func (*HarvestRequest) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{58}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *HarvestRequest) GetSessionId() string {
@@ -4910,7 +5179,7 @@ type HarvestResponse struct {
 
 func (x *HarvestResponse) Reset() {
 	*x = HarvestResponse{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[59]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4922,7 +5191,7 @@ func (x *HarvestResponse) String() string {
 func (*HarvestResponse) ProtoMessage() {}
 
 func (x *HarvestResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[59]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4935,7 +5204,7 @@ func (x *HarvestResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HarvestResponse.ProtoReflect.Descriptor instead.
 func (*HarvestResponse) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{59}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *HarvestResponse) GetHarvest() *Harvest {
@@ -4955,7 +5224,7 @@ type CheckNodeRequest struct {
 
 func (x *CheckNodeRequest) Reset() {
 	*x = CheckNodeRequest{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[60]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4967,7 +5236,7 @@ func (x *CheckNodeRequest) String() string {
 func (*CheckNodeRequest) ProtoMessage() {}
 
 func (x *CheckNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[60]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4980,7 +5249,7 @@ func (x *CheckNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckNodeRequest.ProtoReflect.Descriptor instead.
 func (*CheckNodeRequest) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{60}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *CheckNodeRequest) GetRuntimes() []string {
@@ -5015,7 +5284,7 @@ type NodeCheck struct {
 
 func (x *NodeCheck) Reset() {
 	*x = NodeCheck{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[61]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5027,7 +5296,7 @@ func (x *NodeCheck) String() string {
 func (*NodeCheck) ProtoMessage() {}
 
 func (x *NodeCheck) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[61]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5040,7 +5309,7 @@ func (x *NodeCheck) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeCheck.ProtoReflect.Descriptor instead.
 func (*NodeCheck) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{61}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *NodeCheck) GetFeature() string {
@@ -5129,7 +5398,7 @@ type CheckNodeResponse struct {
 
 func (x *CheckNodeResponse) Reset() {
 	*x = CheckNodeResponse{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[62]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5141,7 +5410,7 @@ func (x *CheckNodeResponse) String() string {
 func (*CheckNodeResponse) ProtoMessage() {}
 
 func (x *CheckNodeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[62]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5154,7 +5423,7 @@ func (x *CheckNodeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckNodeResponse.ProtoReflect.Descriptor instead.
 func (*CheckNodeResponse) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{62}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *CheckNodeResponse) GetChecks() []*NodeCheck {
@@ -5204,7 +5473,7 @@ type RuntimeStatus struct {
 
 func (x *RuntimeStatus) Reset() {
 	*x = RuntimeStatus{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[63]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5216,7 +5485,7 @@ func (x *RuntimeStatus) String() string {
 func (*RuntimeStatus) ProtoMessage() {}
 
 func (x *RuntimeStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[63]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5229,7 +5498,7 @@ func (x *RuntimeStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RuntimeStatus.ProtoReflect.Descriptor instead.
 func (*RuntimeStatus) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{63}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *RuntimeStatus) GetName() string {
@@ -5292,7 +5561,7 @@ type DrainNodeRequest struct {
 
 func (x *DrainNodeRequest) Reset() {
 	*x = DrainNodeRequest{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[64]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5304,7 +5573,7 @@ func (x *DrainNodeRequest) String() string {
 func (*DrainNodeRequest) ProtoMessage() {}
 
 func (x *DrainNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[64]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5317,7 +5586,7 @@ func (x *DrainNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainNodeRequest.ProtoReflect.Descriptor instead.
 func (*DrainNodeRequest) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{64}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *DrainNodeRequest) GetTimeoutSeconds() float64 {
@@ -5339,7 +5608,7 @@ type DrainedSession struct {
 
 func (x *DrainedSession) Reset() {
 	*x = DrainedSession{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[65]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5351,7 +5620,7 @@ func (x *DrainedSession) String() string {
 func (*DrainedSession) ProtoMessage() {}
 
 func (x *DrainedSession) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[65]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5364,7 +5633,7 @@ func (x *DrainedSession) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainedSession.ProtoReflect.Descriptor instead.
 func (*DrainedSession) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{65}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *DrainedSession) GetSessionId() string {
@@ -5397,7 +5666,7 @@ type DrainNodeResponse struct {
 
 func (x *DrainNodeResponse) Reset() {
 	*x = DrainNodeResponse{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[66]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5409,7 +5678,7 @@ func (x *DrainNodeResponse) String() string {
 func (*DrainNodeResponse) ProtoMessage() {}
 
 func (x *DrainNodeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[66]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5422,7 +5691,7 @@ func (x *DrainNodeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainNodeResponse.ProtoReflect.Descriptor instead.
 func (*DrainNodeResponse) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{66}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *DrainNodeResponse) GetSessions() []*DrainedSession {
@@ -5440,7 +5709,7 @@ type GetNodeInfoRequest struct {
 
 func (x *GetNodeInfoRequest) Reset() {
 	*x = GetNodeInfoRequest{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[67]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5452,7 +5721,7 @@ func (x *GetNodeInfoRequest) String() string {
 func (*GetNodeInfoRequest) ProtoMessage() {}
 
 func (x *GetNodeInfoRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[67]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5465,7 +5734,7 @@ func (x *GetNodeInfoRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetNodeInfoRequest.ProtoReflect.Descriptor instead.
 func (*GetNodeInfoRequest) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{67}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{71}
 }
 
 type GetNodeInfoResponse struct {
@@ -5488,7 +5757,7 @@ type GetNodeInfoResponse struct {
 
 func (x *GetNodeInfoResponse) Reset() {
 	*x = GetNodeInfoResponse{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[68]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5500,7 +5769,7 @@ func (x *GetNodeInfoResponse) String() string {
 func (*GetNodeInfoResponse) ProtoMessage() {}
 
 func (x *GetNodeInfoResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[68]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5513,7 +5782,7 @@ func (x *GetNodeInfoResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetNodeInfoResponse.ProtoReflect.Descriptor instead.
 func (*GetNodeInfoResponse) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{68}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *GetNodeInfoResponse) GetVersion() string {
@@ -5604,10 +5873,11 @@ const file_sandbox_v1_sandbox_proto_rawDesc = "" +
 	"\tResources\x12\x12\n" +
 	"\x04cpus\x18\x01 \x01(\x01R\x04cpus\x12!\n" +
 	"\fmemory_bytes\x18\x02 \x01(\x03R\vmemoryBytes\x12\x12\n" +
-	"\x04pids\x18\x03 \x01(\x03R\x04pids\"3\n" +
+	"\x04pids\x18\x03 \x01(\x03R\x04pids\"K\n" +
 	"\aNetwork\x12\x12\n" +
 	"\x04mode\x18\x01 \x01(\tR\x04mode\x12\x14\n" +
-	"\x05allow\x18\x02 \x03(\tR\x05allow\"9\n" +
+	"\x05allow\x18\x02 \x03(\tR\x05allow\x12\x16\n" +
+	"\x06egress\x18\x03 \x01(\tR\x06egress\"9\n" +
 	"\tGrantFile\x12\x12\n" +
 	"\x04path\x18\x01 \x01(\tR\x04path\x12\x18\n" +
 	"\acontent\x18\x02 \x01(\fR\acontent\"\xe9\x01\n" +
@@ -5826,7 +6096,19 @@ const file_sandbox_v1_sandbox_proto_rawDesc = "" +
 	"ownerEpoch\x12)\n" +
 	"\x06grants\x18\x03 \x03(\v2\x11.sandbox.v1.GrantR\x06grants\"E\n" +
 	"\x14UpdateGrantsResponse\x12-\n" +
-	"\asession\x18\x01 \x01(\v2\x13.sandbox.v1.SessionR\asession\"v\n" +
+	"\asession\x18\x01 \x01(\v2\x13.sandbox.v1.SessionR\asession\"1\n" +
+	"\x10GetEgressRequest\x12\x1d\n" +
+	"\n" +
+	"session_id\x18\x01 \x01(\tR\tsessionId\"\xc1\x01\n" +
+	"\x11GetEgressResponse\x12-\n" +
+	"\anetwork\x18\x01 \x01(\v2\x13.sandbox.v1.NetworkR\anetwork\x121\n" +
+	"\aentries\x18\x02 \x03(\v2\x17.sandbox.v1.EgressEntryR\aentries\x12 \n" +
+	"\vnameservers\x18\x03 \x03(\tR\vnameservers\x12(\n" +
+	"\x03use\x18\x04 \x01(\v2\x16.sandbox.v1.NetworkUseR\x03use\"a\n" +
+	"\vEgressEntry\x12 \n" +
+	"\vdestination\x18\x01 \x01(\tR\vdestination\x12\x16\n" +
+	"\x06reason\x18\x02 \x01(\tR\x06reason\x12\x18\n" +
+	"\aprivate\x18\x03 \x03(\tR\aprivate\"v\n" +
 	"\x14RetireSandboxRequest\x12\x1d\n" +
 	"\n" +
 	"session_id\x18\x01 \x01(\tR\tsessionId\x12\x1f\n" +
@@ -5888,7 +6170,12 @@ const file_sandbox_v1_sandbox_proto_rawDesc = "" +
 	"\n" +
 	"system_cpu\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\tsystemCpu\x12\"\n" +
 	"\rmax_rss_bytes\x18\x03 \x01(\x03R\vmaxRssBytes\x12*\n" +
-	"\x11peak_memory_bytes\x18\x04 \x01(\x03R\x0fpeakMemoryBytes\"\xdf\x01\n" +
+	"\x11peak_memory_bytes\x18\x04 \x01(\x03R\x0fpeakMemoryBytes\"e\n" +
+	"\n" +
+	"NetworkUse\x12\x1b\n" +
+	"\tbytes_out\x18\x01 \x01(\x04R\bbytesOut\x12 \n" +
+	"\vconnections\x18\x02 \x01(\x04R\vconnections\x12\x18\n" +
+	"\arefused\x18\x03 \x01(\x04R\arefused\"\xdf\x01\n" +
 	"\aHarvest\x12\x16\n" +
 	"\x06status\x18\x01 \x01(\tR\x06status\x12\x12\n" +
 	"\x04refs\x18\x02 \x03(\tR\x04refs\x12\x1a\n" +
@@ -5904,7 +6191,7 @@ const file_sandbox_v1_sandbox_proto_rawDesc = "" +
 	"\n" +
 	"session_id\x18\x03 \x01(\tR\tsessionId\x12\x1b\n" +
 	"\tbefore_id\x18\x04 \x01(\tR\bbeforeId\x12\x16\n" +
-	"\x06remedy\x18\x05 \x01(\tR\x06remedy\"\xfb\b\n" +
+	"\x06remedy\x18\x05 \x01(\tR\x06remedy\"\xad\t\n" +
 	"\n" +
 	"ExecResult\x12\x17\n" +
 	"\aexec_id\x18\x01 \x01(\tR\x06execId\x12\x1d\n" +
@@ -5942,7 +6229,8 @@ const file_sandbox_v1_sandbox_proto_rawDesc = "" +
 	"\n" +
 	"sandbox_id\x18\x17 \x01(\tR\tsandboxId\x120\n" +
 	"\bevidence\x18\x18 \x01(\v2\x14.sandbox.v1.EvidenceR\bevidence\x12\x14\n" +
-	"\x05nonce\x18\x19 \x01(\tR\x05nonce\x1a9\n" +
+	"\x05nonce\x18\x19 \x01(\tR\x05nonce\x120\n" +
+	"\anetwork\x18\x1a \x01(\v2\x16.sandbox.v1.NetworkUseR\anetwork\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x84\x01\n" +
@@ -6134,7 +6422,7 @@ const file_sandbox_v1_sandbox_proto_rawDesc = "" +
 	"CHECK_NOTE\x10\x02\x12\x11\n" +
 	"\rCHECK_UNKNOWN\x10\x03\x12\x12\n" +
 	"\x0eCHECK_DEGRADED\x10\x04\x12\x11\n" +
-	"\rCHECK_MISSING\x10\x052\x86\x06\n" +
+	"\rCHECK_MISSING\x10\x052\xd0\x06\n" +
 	"\x0eSessionService\x12T\n" +
 	"\rCreateSession\x12 .sandbox.v1.CreateSessionRequest\x1a!.sandbox.v1.CreateSessionResponse\x12Q\n" +
 	"\fClaimSession\x12\x1f.sandbox.v1.ClaimSessionRequest\x1a .sandbox.v1.ClaimSessionResponse\x12K\n" +
@@ -6144,7 +6432,8 @@ const file_sandbox_v1_sandbox_proto_rawDesc = "" +
 	"\fUpdateGrants\x12\x1f.sandbox.v1.UpdateGrantsRequest\x1a .sandbox.v1.UpdateGrantsResponse\x12T\n" +
 	"\rRetireSandbox\x12 .sandbox.v1.RetireSandboxRequest\x1a!.sandbox.v1.RetireSandboxResponse\x12T\n" +
 	"\rDeleteSession\x12 .sandbox.v1.DeleteSessionRequest\x1a!.sandbox.v1.DeleteSessionResponse\x12Z\n" +
-	"\x0fDeleteWorkspace\x12\".sandbox.v1.DeleteWorkspaceRequest\x1a#.sandbox.v1.DeleteWorkspaceResponse\x12P\n" +
+	"\x0fDeleteWorkspace\x12\".sandbox.v1.DeleteWorkspaceRequest\x1a#.sandbox.v1.DeleteWorkspaceResponse\x12H\n" +
+	"\tGetEgress\x12\x1c.sandbox.v1.GetEgressRequest\x1a\x1d.sandbox.v1.GetEgressResponse\x12P\n" +
 	"\vWatchEvents\x12\x1e.sandbox.v1.WatchEventsRequest\x1a\x1f.sandbox.v1.WatchEventsResponse0\x012\xf2\x02\n" +
 	"\vExecService\x129\n" +
 	"\x04Exec\x12\x17.sandbox.v1.ExecRequest\x1a\x18.sandbox.v1.ExecResponse\x12M\n" +
@@ -6176,7 +6465,7 @@ func file_sandbox_v1_sandbox_proto_rawDescGZIP() []byte {
 }
 
 var file_sandbox_v1_sandbox_proto_enumTypes = make([]protoimpl.EnumInfo, 8)
-var file_sandbox_v1_sandbox_proto_msgTypes = make([]protoimpl.MessageInfo, 74)
+var file_sandbox_v1_sandbox_proto_msgTypes = make([]protoimpl.MessageInfo, 78)
 var file_sandbox_v1_sandbox_proto_goTypes = []any{
 	(Isolation)(0),                  // 0: sandbox.v1.Isolation
 	(ExecState)(0),                  // 1: sandbox.v1.ExecState
@@ -6215,62 +6504,66 @@ var file_sandbox_v1_sandbox_proto_goTypes = []any{
 	(*ListSessionsResponse)(nil),    // 34: sandbox.v1.ListSessionsResponse
 	(*UpdateGrantsRequest)(nil),     // 35: sandbox.v1.UpdateGrantsRequest
 	(*UpdateGrantsResponse)(nil),    // 36: sandbox.v1.UpdateGrantsResponse
-	(*RetireSandboxRequest)(nil),    // 37: sandbox.v1.RetireSandboxRequest
-	(*RetireSandboxResponse)(nil),   // 38: sandbox.v1.RetireSandboxResponse
-	(*DeleteSessionRequest)(nil),    // 39: sandbox.v1.DeleteSessionRequest
-	(*DeleteSessionResponse)(nil),   // 40: sandbox.v1.DeleteSessionResponse
-	(*DeleteWorkspaceRequest)(nil),  // 41: sandbox.v1.DeleteWorkspaceRequest
-	(*DeleteWorkspaceResponse)(nil), // 42: sandbox.v1.DeleteWorkspaceResponse
-	(*WatchEventsRequest)(nil),      // 43: sandbox.v1.WatchEventsRequest
-	(*Event)(nil),                   // 44: sandbox.v1.Event
-	(*WatchEventsResponse)(nil),     // 45: sandbox.v1.WatchEventsResponse
-	(*OutputInfo)(nil),              // 46: sandbox.v1.OutputInfo
-	(*Usage)(nil),                   // 47: sandbox.v1.Usage
-	(*Harvest)(nil),                 // 48: sandbox.v1.Harvest
-	(*HarvestConflict)(nil),         // 49: sandbox.v1.HarvestConflict
-	(*ExecResult)(nil),              // 50: sandbox.v1.ExecResult
-	(*ExecRequest)(nil),             // 51: sandbox.v1.ExecRequest
-	(*ExecResponse)(nil),            // 52: sandbox.v1.ExecResponse
-	(*StreamExecRequest)(nil),       // 53: sandbox.v1.StreamExecRequest
-	(*OutputChunk)(nil),             // 54: sandbox.v1.OutputChunk
-	(*ExecStarted)(nil),             // 55: sandbox.v1.ExecStarted
-	(*StreamExecResponse)(nil),      // 56: sandbox.v1.StreamExecResponse
-	(*GetExecRequest)(nil),          // 57: sandbox.v1.GetExecRequest
-	(*GetExecResponse)(nil),         // 58: sandbox.v1.GetExecResponse
-	(*ListExecsRequest)(nil),        // 59: sandbox.v1.ListExecsRequest
-	(*ExecSummary)(nil),             // 60: sandbox.v1.ExecSummary
-	(*ListExecsResponse)(nil),       // 61: sandbox.v1.ListExecsResponse
-	(*CancelExecRequest)(nil),       // 62: sandbox.v1.CancelExecRequest
-	(*CancelExecResponse)(nil),      // 63: sandbox.v1.CancelExecResponse
-	(*GitRequest)(nil),              // 64: sandbox.v1.GitRequest
-	(*GitResponse)(nil),             // 65: sandbox.v1.GitResponse
-	(*HarvestRequest)(nil),          // 66: sandbox.v1.HarvestRequest
-	(*HarvestResponse)(nil),         // 67: sandbox.v1.HarvestResponse
-	(*CheckNodeRequest)(nil),        // 68: sandbox.v1.CheckNodeRequest
-	(*NodeCheck)(nil),               // 69: sandbox.v1.NodeCheck
-	(*CheckNodeResponse)(nil),       // 70: sandbox.v1.CheckNodeResponse
-	(*RuntimeStatus)(nil),           // 71: sandbox.v1.RuntimeStatus
-	(*DrainNodeRequest)(nil),        // 72: sandbox.v1.DrainNodeRequest
-	(*DrainedSession)(nil),          // 73: sandbox.v1.DrainedSession
-	(*DrainNodeResponse)(nil),       // 74: sandbox.v1.DrainNodeResponse
-	(*GetNodeInfoRequest)(nil),      // 75: sandbox.v1.GetNodeInfoRequest
-	(*GetNodeInfoResponse)(nil),     // 76: sandbox.v1.GetNodeInfoResponse
-	nil,                             // 77: sandbox.v1.Grant.EnvEntry
-	nil,                             // 78: sandbox.v1.Session.EnvEntry
-	nil,                             // 79: sandbox.v1.CreateSessionRequest.EnvEntry
-	nil,                             // 80: sandbox.v1.ExecResult.LabelsEntry
-	nil,                             // 81: sandbox.v1.ExecRequest.LabelsEntry
-	(*timestamppb.Timestamp)(nil),   // 82: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),     // 83: google.protobuf.Duration
+	(*GetEgressRequest)(nil),        // 37: sandbox.v1.GetEgressRequest
+	(*GetEgressResponse)(nil),       // 38: sandbox.v1.GetEgressResponse
+	(*EgressEntry)(nil),             // 39: sandbox.v1.EgressEntry
+	(*RetireSandboxRequest)(nil),    // 40: sandbox.v1.RetireSandboxRequest
+	(*RetireSandboxResponse)(nil),   // 41: sandbox.v1.RetireSandboxResponse
+	(*DeleteSessionRequest)(nil),    // 42: sandbox.v1.DeleteSessionRequest
+	(*DeleteSessionResponse)(nil),   // 43: sandbox.v1.DeleteSessionResponse
+	(*DeleteWorkspaceRequest)(nil),  // 44: sandbox.v1.DeleteWorkspaceRequest
+	(*DeleteWorkspaceResponse)(nil), // 45: sandbox.v1.DeleteWorkspaceResponse
+	(*WatchEventsRequest)(nil),      // 46: sandbox.v1.WatchEventsRequest
+	(*Event)(nil),                   // 47: sandbox.v1.Event
+	(*WatchEventsResponse)(nil),     // 48: sandbox.v1.WatchEventsResponse
+	(*OutputInfo)(nil),              // 49: sandbox.v1.OutputInfo
+	(*Usage)(nil),                   // 50: sandbox.v1.Usage
+	(*NetworkUse)(nil),              // 51: sandbox.v1.NetworkUse
+	(*Harvest)(nil),                 // 52: sandbox.v1.Harvest
+	(*HarvestConflict)(nil),         // 53: sandbox.v1.HarvestConflict
+	(*ExecResult)(nil),              // 54: sandbox.v1.ExecResult
+	(*ExecRequest)(nil),             // 55: sandbox.v1.ExecRequest
+	(*ExecResponse)(nil),            // 56: sandbox.v1.ExecResponse
+	(*StreamExecRequest)(nil),       // 57: sandbox.v1.StreamExecRequest
+	(*OutputChunk)(nil),             // 58: sandbox.v1.OutputChunk
+	(*ExecStarted)(nil),             // 59: sandbox.v1.ExecStarted
+	(*StreamExecResponse)(nil),      // 60: sandbox.v1.StreamExecResponse
+	(*GetExecRequest)(nil),          // 61: sandbox.v1.GetExecRequest
+	(*GetExecResponse)(nil),         // 62: sandbox.v1.GetExecResponse
+	(*ListExecsRequest)(nil),        // 63: sandbox.v1.ListExecsRequest
+	(*ExecSummary)(nil),             // 64: sandbox.v1.ExecSummary
+	(*ListExecsResponse)(nil),       // 65: sandbox.v1.ListExecsResponse
+	(*CancelExecRequest)(nil),       // 66: sandbox.v1.CancelExecRequest
+	(*CancelExecResponse)(nil),      // 67: sandbox.v1.CancelExecResponse
+	(*GitRequest)(nil),              // 68: sandbox.v1.GitRequest
+	(*GitResponse)(nil),             // 69: sandbox.v1.GitResponse
+	(*HarvestRequest)(nil),          // 70: sandbox.v1.HarvestRequest
+	(*HarvestResponse)(nil),         // 71: sandbox.v1.HarvestResponse
+	(*CheckNodeRequest)(nil),        // 72: sandbox.v1.CheckNodeRequest
+	(*NodeCheck)(nil),               // 73: sandbox.v1.NodeCheck
+	(*CheckNodeResponse)(nil),       // 74: sandbox.v1.CheckNodeResponse
+	(*RuntimeStatus)(nil),           // 75: sandbox.v1.RuntimeStatus
+	(*DrainNodeRequest)(nil),        // 76: sandbox.v1.DrainNodeRequest
+	(*DrainedSession)(nil),          // 77: sandbox.v1.DrainedSession
+	(*DrainNodeResponse)(nil),       // 78: sandbox.v1.DrainNodeResponse
+	(*GetNodeInfoRequest)(nil),      // 79: sandbox.v1.GetNodeInfoRequest
+	(*GetNodeInfoResponse)(nil),     // 80: sandbox.v1.GetNodeInfoResponse
+	nil,                             // 81: sandbox.v1.Grant.EnvEntry
+	nil,                             // 82: sandbox.v1.Session.EnvEntry
+	nil,                             // 83: sandbox.v1.CreateSessionRequest.EnvEntry
+	nil,                             // 84: sandbox.v1.ExecResult.LabelsEntry
+	nil,                             // 85: sandbox.v1.ExecRequest.LabelsEntry
+	(*timestamppb.Timestamp)(nil),   // 86: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),     // 87: google.protobuf.Duration
 }
 var file_sandbox_v1_sandbox_proto_depIdxs = []int32{
 	11,  // 0: sandbox.v1.Grant.files:type_name -> sandbox.v1.GrantFile
-	77,  // 1: sandbox.v1.Grant.env:type_name -> sandbox.v1.Grant.EnvEntry
-	82,  // 2: sandbox.v1.Grant.expires_at:type_name -> google.protobuf.Timestamp
-	82,  // 3: sandbox.v1.EvidenceItem.observed_at:type_name -> google.protobuf.Timestamp
+	81,  // 1: sandbox.v1.Grant.env:type_name -> sandbox.v1.Grant.EnvEntry
+	86,  // 2: sandbox.v1.Grant.expires_at:type_name -> google.protobuf.Timestamp
+	86,  // 3: sandbox.v1.EvidenceItem.observed_at:type_name -> google.protobuf.Timestamp
 	14,  // 4: sandbox.v1.Evidence.items:type_name -> sandbox.v1.EvidenceItem
 	5,   // 5: sandbox.v1.Sandbox.state:type_name -> sandbox.v1.Sandbox.State
-	82,  // 6: sandbox.v1.Sandbox.started_at:type_name -> google.protobuf.Timestamp
+	86,  // 6: sandbox.v1.Sandbox.started_at:type_name -> google.protobuf.Timestamp
 	19,  // 7: sandbox.v1.Sandbox.proof:type_name -> sandbox.v1.ProofItem
 	16,  // 8: sandbox.v1.Sandbox.seals:type_name -> sandbox.v1.Seal
 	15,  // 9: sandbox.v1.Sandbox.evidence:type_name -> sandbox.v1.Evidence
@@ -6283,22 +6576,22 @@ var file_sandbox_v1_sandbox_proto_depIdxs = []int32{
 	22,  // 16: sandbox.v1.Session.sandbox:type_name -> sandbox.v1.Sandbox
 	9,   // 17: sandbox.v1.Session.resources:type_name -> sandbox.v1.Resources
 	10,  // 18: sandbox.v1.Session.network:type_name -> sandbox.v1.Network
-	78,  // 19: sandbox.v1.Session.env:type_name -> sandbox.v1.Session.EnvEntry
-	82,  // 20: sandbox.v1.Session.created_at:type_name -> google.protobuf.Timestamp
+	82,  // 19: sandbox.v1.Session.env:type_name -> sandbox.v1.Session.EnvEntry
+	86,  // 20: sandbox.v1.Session.created_at:type_name -> google.protobuf.Timestamp
 	13,  // 21: sandbox.v1.Session.caches:type_name -> sandbox.v1.Cache
 	17,  // 22: sandbox.v1.Session.mounts:type_name -> sandbox.v1.Mount
 	18,  // 23: sandbox.v1.Session.left_out:type_name -> sandbox.v1.GuardFinding
-	48,  // 24: sandbox.v1.Session.last_harvest:type_name -> sandbox.v1.Harvest
+	52,  // 24: sandbox.v1.Session.last_harvest:type_name -> sandbox.v1.Harvest
 	25,  // 25: sandbox.v1.Session.conditions:type_name -> sandbox.v1.CommandConditions
 	0,   // 26: sandbox.v1.Session.min_isolation:type_name -> sandbox.v1.Isolation
-	83,  // 27: sandbox.v1.CommandConditions.timeout:type_name -> google.protobuf.Duration
-	83,  // 28: sandbox.v1.CommandConditions.max_timeout:type_name -> google.protobuf.Duration
+	87,  // 27: sandbox.v1.CommandConditions.timeout:type_name -> google.protobuf.Duration
+	87,  // 28: sandbox.v1.CommandConditions.max_timeout:type_name -> google.protobuf.Duration
 	8,   // 29: sandbox.v1.CreateSessionRequest.workspace:type_name -> sandbox.v1.Workspace
 	9,   // 30: sandbox.v1.CreateSessionRequest.resources:type_name -> sandbox.v1.Resources
 	10,  // 31: sandbox.v1.CreateSessionRequest.network:type_name -> sandbox.v1.Network
 	12,  // 32: sandbox.v1.CreateSessionRequest.grants:type_name -> sandbox.v1.Grant
 	13,  // 33: sandbox.v1.CreateSessionRequest.caches:type_name -> sandbox.v1.Cache
-	79,  // 34: sandbox.v1.CreateSessionRequest.env:type_name -> sandbox.v1.CreateSessionRequest.EnvEntry
+	83,  // 34: sandbox.v1.CreateSessionRequest.env:type_name -> sandbox.v1.CreateSessionRequest.EnvEntry
 	0,   // 35: sandbox.v1.CreateSessionRequest.min_isolation:type_name -> sandbox.v1.Isolation
 	24,  // 36: sandbox.v1.CreateSessionResponse.session:type_name -> sandbox.v1.Session
 	24,  // 37: sandbox.v1.ClaimSessionResponse.session:type_name -> sandbox.v1.Session
@@ -6307,95 +6600,101 @@ var file_sandbox_v1_sandbox_proto_depIdxs = []int32{
 	24,  // 40: sandbox.v1.ListSessionsResponse.sessions:type_name -> sandbox.v1.Session
 	12,  // 41: sandbox.v1.UpdateGrantsRequest.grants:type_name -> sandbox.v1.Grant
 	24,  // 42: sandbox.v1.UpdateGrantsResponse.session:type_name -> sandbox.v1.Session
-	24,  // 43: sandbox.v1.RetireSandboxResponse.session:type_name -> sandbox.v1.Session
-	15,  // 44: sandbox.v1.RetireSandboxResponse.evidence:type_name -> sandbox.v1.Evidence
-	15,  // 45: sandbox.v1.DeleteSessionResponse.evidence:type_name -> sandbox.v1.Evidence
-	15,  // 46: sandbox.v1.DeleteWorkspaceResponse.evidence:type_name -> sandbox.v1.Evidence
-	82,  // 47: sandbox.v1.Event.at:type_name -> google.protobuf.Timestamp
-	44,  // 48: sandbox.v1.WatchEventsResponse.event:type_name -> sandbox.v1.Event
-	83,  // 49: sandbox.v1.Usage.user_cpu:type_name -> google.protobuf.Duration
-	83,  // 50: sandbox.v1.Usage.system_cpu:type_name -> google.protobuf.Duration
-	49,  // 51: sandbox.v1.Harvest.conflicts:type_name -> sandbox.v1.HarvestConflict
-	7,   // 52: sandbox.v1.ExecResult.status:type_name -> sandbox.v1.ExecResult.Status
-	46,  // 53: sandbox.v1.ExecResult.stdout_info:type_name -> sandbox.v1.OutputInfo
-	46,  // 54: sandbox.v1.ExecResult.stderr_info:type_name -> sandbox.v1.OutputInfo
-	82,  // 55: sandbox.v1.ExecResult.started_at:type_name -> google.protobuf.Timestamp
-	83,  // 56: sandbox.v1.ExecResult.duration:type_name -> google.protobuf.Duration
-	47,  // 57: sandbox.v1.ExecResult.usage:type_name -> sandbox.v1.Usage
-	48,  // 58: sandbox.v1.ExecResult.harvest:type_name -> sandbox.v1.Harvest
-	80,  // 59: sandbox.v1.ExecResult.labels:type_name -> sandbox.v1.ExecResult.LabelsEntry
-	15,  // 60: sandbox.v1.ExecResult.evidence:type_name -> sandbox.v1.Evidence
-	81,  // 61: sandbox.v1.ExecRequest.labels:type_name -> sandbox.v1.ExecRequest.LabelsEntry
-	50,  // 62: sandbox.v1.ExecResponse.result:type_name -> sandbox.v1.ExecResult
-	51,  // 63: sandbox.v1.StreamExecRequest.exec:type_name -> sandbox.v1.ExecRequest
-	2,   // 64: sandbox.v1.OutputChunk.stream:type_name -> sandbox.v1.Stream
-	55,  // 65: sandbox.v1.StreamExecResponse.started:type_name -> sandbox.v1.ExecStarted
-	54,  // 66: sandbox.v1.StreamExecResponse.output:type_name -> sandbox.v1.OutputChunk
-	50,  // 67: sandbox.v1.StreamExecResponse.result:type_name -> sandbox.v1.ExecResult
-	1,   // 68: sandbox.v1.GetExecResponse.state:type_name -> sandbox.v1.ExecState
-	50,  // 69: sandbox.v1.GetExecResponse.result:type_name -> sandbox.v1.ExecResult
-	1,   // 70: sandbox.v1.ExecSummary.state:type_name -> sandbox.v1.ExecState
-	7,   // 71: sandbox.v1.ExecSummary.status:type_name -> sandbox.v1.ExecResult.Status
-	82,  // 72: sandbox.v1.ExecSummary.requested_at:type_name -> google.protobuf.Timestamp
-	60,  // 73: sandbox.v1.ListExecsResponse.execs:type_name -> sandbox.v1.ExecSummary
-	50,  // 74: sandbox.v1.CancelExecResponse.result:type_name -> sandbox.v1.ExecResult
-	48,  // 75: sandbox.v1.GitResponse.harvest:type_name -> sandbox.v1.Harvest
-	48,  // 76: sandbox.v1.HarvestResponse.harvest:type_name -> sandbox.v1.Harvest
-	3,   // 77: sandbox.v1.NodeCheck.outcome:type_name -> sandbox.v1.CheckOutcome
-	4,   // 78: sandbox.v1.NodeCheck.verdict:type_name -> sandbox.v1.CheckVerdict
-	69,  // 79: sandbox.v1.CheckNodeResponse.checks:type_name -> sandbox.v1.NodeCheck
-	71,  // 80: sandbox.v1.CheckNodeResponse.runtimes:type_name -> sandbox.v1.RuntimeStatus
-	4,   // 81: sandbox.v1.CheckNodeResponse.verdict:type_name -> sandbox.v1.CheckVerdict
-	0,   // 82: sandbox.v1.RuntimeStatus.isolation:type_name -> sandbox.v1.Isolation
-	20,  // 83: sandbox.v1.RuntimeStatus.concessions:type_name -> sandbox.v1.Concession
-	82,  // 84: sandbox.v1.RuntimeStatus.checked_at:type_name -> google.protobuf.Timestamp
-	15,  // 85: sandbox.v1.DrainedSession.evidence:type_name -> sandbox.v1.Evidence
-	73,  // 86: sandbox.v1.DrainNodeResponse.sessions:type_name -> sandbox.v1.DrainedSession
-	82,  // 87: sandbox.v1.GetNodeInfoResponse.started_at:type_name -> google.protobuf.Timestamp
-	71,  // 88: sandbox.v1.GetNodeInfoResponse.runtimes:type_name -> sandbox.v1.RuntimeStatus
-	26,  // 89: sandbox.v1.SessionService.CreateSession:input_type -> sandbox.v1.CreateSessionRequest
-	28,  // 90: sandbox.v1.SessionService.ClaimSession:input_type -> sandbox.v1.ClaimSessionRequest
-	30,  // 91: sandbox.v1.SessionService.GetSession:input_type -> sandbox.v1.GetSessionRequest
-	33,  // 92: sandbox.v1.SessionService.ListSessions:input_type -> sandbox.v1.ListSessionsRequest
-	35,  // 93: sandbox.v1.SessionService.UpdateGrants:input_type -> sandbox.v1.UpdateGrantsRequest
-	37,  // 94: sandbox.v1.SessionService.RetireSandbox:input_type -> sandbox.v1.RetireSandboxRequest
-	39,  // 95: sandbox.v1.SessionService.DeleteSession:input_type -> sandbox.v1.DeleteSessionRequest
-	41,  // 96: sandbox.v1.SessionService.DeleteWorkspace:input_type -> sandbox.v1.DeleteWorkspaceRequest
-	43,  // 97: sandbox.v1.SessionService.WatchEvents:input_type -> sandbox.v1.WatchEventsRequest
-	51,  // 98: sandbox.v1.ExecService.Exec:input_type -> sandbox.v1.ExecRequest
-	53,  // 99: sandbox.v1.ExecService.StreamExec:input_type -> sandbox.v1.StreamExecRequest
-	57,  // 100: sandbox.v1.ExecService.GetExec:input_type -> sandbox.v1.GetExecRequest
-	59,  // 101: sandbox.v1.ExecService.ListExecs:input_type -> sandbox.v1.ListExecsRequest
-	62,  // 102: sandbox.v1.ExecService.CancelExec:input_type -> sandbox.v1.CancelExecRequest
-	64,  // 103: sandbox.v1.GitService.Git:input_type -> sandbox.v1.GitRequest
-	66,  // 104: sandbox.v1.GitService.Harvest:input_type -> sandbox.v1.HarvestRequest
-	68,  // 105: sandbox.v1.NodeService.CheckNode:input_type -> sandbox.v1.CheckNodeRequest
-	75,  // 106: sandbox.v1.NodeService.GetNodeInfo:input_type -> sandbox.v1.GetNodeInfoRequest
-	72,  // 107: sandbox.v1.NodeService.DrainNode:input_type -> sandbox.v1.DrainNodeRequest
-	27,  // 108: sandbox.v1.SessionService.CreateSession:output_type -> sandbox.v1.CreateSessionResponse
-	29,  // 109: sandbox.v1.SessionService.ClaimSession:output_type -> sandbox.v1.ClaimSessionResponse
-	31,  // 110: sandbox.v1.SessionService.GetSession:output_type -> sandbox.v1.GetSessionResponse
-	34,  // 111: sandbox.v1.SessionService.ListSessions:output_type -> sandbox.v1.ListSessionsResponse
-	36,  // 112: sandbox.v1.SessionService.UpdateGrants:output_type -> sandbox.v1.UpdateGrantsResponse
-	38,  // 113: sandbox.v1.SessionService.RetireSandbox:output_type -> sandbox.v1.RetireSandboxResponse
-	40,  // 114: sandbox.v1.SessionService.DeleteSession:output_type -> sandbox.v1.DeleteSessionResponse
-	42,  // 115: sandbox.v1.SessionService.DeleteWorkspace:output_type -> sandbox.v1.DeleteWorkspaceResponse
-	45,  // 116: sandbox.v1.SessionService.WatchEvents:output_type -> sandbox.v1.WatchEventsResponse
-	52,  // 117: sandbox.v1.ExecService.Exec:output_type -> sandbox.v1.ExecResponse
-	56,  // 118: sandbox.v1.ExecService.StreamExec:output_type -> sandbox.v1.StreamExecResponse
-	58,  // 119: sandbox.v1.ExecService.GetExec:output_type -> sandbox.v1.GetExecResponse
-	61,  // 120: sandbox.v1.ExecService.ListExecs:output_type -> sandbox.v1.ListExecsResponse
-	63,  // 121: sandbox.v1.ExecService.CancelExec:output_type -> sandbox.v1.CancelExecResponse
-	65,  // 122: sandbox.v1.GitService.Git:output_type -> sandbox.v1.GitResponse
-	67,  // 123: sandbox.v1.GitService.Harvest:output_type -> sandbox.v1.HarvestResponse
-	70,  // 124: sandbox.v1.NodeService.CheckNode:output_type -> sandbox.v1.CheckNodeResponse
-	76,  // 125: sandbox.v1.NodeService.GetNodeInfo:output_type -> sandbox.v1.GetNodeInfoResponse
-	74,  // 126: sandbox.v1.NodeService.DrainNode:output_type -> sandbox.v1.DrainNodeResponse
-	108, // [108:127] is the sub-list for method output_type
-	89,  // [89:108] is the sub-list for method input_type
-	89,  // [89:89] is the sub-list for extension type_name
-	89,  // [89:89] is the sub-list for extension extendee
-	0,   // [0:89] is the sub-list for field type_name
+	10,  // 43: sandbox.v1.GetEgressResponse.network:type_name -> sandbox.v1.Network
+	39,  // 44: sandbox.v1.GetEgressResponse.entries:type_name -> sandbox.v1.EgressEntry
+	51,  // 45: sandbox.v1.GetEgressResponse.use:type_name -> sandbox.v1.NetworkUse
+	24,  // 46: sandbox.v1.RetireSandboxResponse.session:type_name -> sandbox.v1.Session
+	15,  // 47: sandbox.v1.RetireSandboxResponse.evidence:type_name -> sandbox.v1.Evidence
+	15,  // 48: sandbox.v1.DeleteSessionResponse.evidence:type_name -> sandbox.v1.Evidence
+	15,  // 49: sandbox.v1.DeleteWorkspaceResponse.evidence:type_name -> sandbox.v1.Evidence
+	86,  // 50: sandbox.v1.Event.at:type_name -> google.protobuf.Timestamp
+	47,  // 51: sandbox.v1.WatchEventsResponse.event:type_name -> sandbox.v1.Event
+	87,  // 52: sandbox.v1.Usage.user_cpu:type_name -> google.protobuf.Duration
+	87,  // 53: sandbox.v1.Usage.system_cpu:type_name -> google.protobuf.Duration
+	53,  // 54: sandbox.v1.Harvest.conflicts:type_name -> sandbox.v1.HarvestConflict
+	7,   // 55: sandbox.v1.ExecResult.status:type_name -> sandbox.v1.ExecResult.Status
+	49,  // 56: sandbox.v1.ExecResult.stdout_info:type_name -> sandbox.v1.OutputInfo
+	49,  // 57: sandbox.v1.ExecResult.stderr_info:type_name -> sandbox.v1.OutputInfo
+	86,  // 58: sandbox.v1.ExecResult.started_at:type_name -> google.protobuf.Timestamp
+	87,  // 59: sandbox.v1.ExecResult.duration:type_name -> google.protobuf.Duration
+	50,  // 60: sandbox.v1.ExecResult.usage:type_name -> sandbox.v1.Usage
+	52,  // 61: sandbox.v1.ExecResult.harvest:type_name -> sandbox.v1.Harvest
+	84,  // 62: sandbox.v1.ExecResult.labels:type_name -> sandbox.v1.ExecResult.LabelsEntry
+	15,  // 63: sandbox.v1.ExecResult.evidence:type_name -> sandbox.v1.Evidence
+	51,  // 64: sandbox.v1.ExecResult.network:type_name -> sandbox.v1.NetworkUse
+	85,  // 65: sandbox.v1.ExecRequest.labels:type_name -> sandbox.v1.ExecRequest.LabelsEntry
+	54,  // 66: sandbox.v1.ExecResponse.result:type_name -> sandbox.v1.ExecResult
+	55,  // 67: sandbox.v1.StreamExecRequest.exec:type_name -> sandbox.v1.ExecRequest
+	2,   // 68: sandbox.v1.OutputChunk.stream:type_name -> sandbox.v1.Stream
+	59,  // 69: sandbox.v1.StreamExecResponse.started:type_name -> sandbox.v1.ExecStarted
+	58,  // 70: sandbox.v1.StreamExecResponse.output:type_name -> sandbox.v1.OutputChunk
+	54,  // 71: sandbox.v1.StreamExecResponse.result:type_name -> sandbox.v1.ExecResult
+	1,   // 72: sandbox.v1.GetExecResponse.state:type_name -> sandbox.v1.ExecState
+	54,  // 73: sandbox.v1.GetExecResponse.result:type_name -> sandbox.v1.ExecResult
+	1,   // 74: sandbox.v1.ExecSummary.state:type_name -> sandbox.v1.ExecState
+	7,   // 75: sandbox.v1.ExecSummary.status:type_name -> sandbox.v1.ExecResult.Status
+	86,  // 76: sandbox.v1.ExecSummary.requested_at:type_name -> google.protobuf.Timestamp
+	64,  // 77: sandbox.v1.ListExecsResponse.execs:type_name -> sandbox.v1.ExecSummary
+	54,  // 78: sandbox.v1.CancelExecResponse.result:type_name -> sandbox.v1.ExecResult
+	52,  // 79: sandbox.v1.GitResponse.harvest:type_name -> sandbox.v1.Harvest
+	52,  // 80: sandbox.v1.HarvestResponse.harvest:type_name -> sandbox.v1.Harvest
+	3,   // 81: sandbox.v1.NodeCheck.outcome:type_name -> sandbox.v1.CheckOutcome
+	4,   // 82: sandbox.v1.NodeCheck.verdict:type_name -> sandbox.v1.CheckVerdict
+	73,  // 83: sandbox.v1.CheckNodeResponse.checks:type_name -> sandbox.v1.NodeCheck
+	75,  // 84: sandbox.v1.CheckNodeResponse.runtimes:type_name -> sandbox.v1.RuntimeStatus
+	4,   // 85: sandbox.v1.CheckNodeResponse.verdict:type_name -> sandbox.v1.CheckVerdict
+	0,   // 86: sandbox.v1.RuntimeStatus.isolation:type_name -> sandbox.v1.Isolation
+	20,  // 87: sandbox.v1.RuntimeStatus.concessions:type_name -> sandbox.v1.Concession
+	86,  // 88: sandbox.v1.RuntimeStatus.checked_at:type_name -> google.protobuf.Timestamp
+	15,  // 89: sandbox.v1.DrainedSession.evidence:type_name -> sandbox.v1.Evidence
+	77,  // 90: sandbox.v1.DrainNodeResponse.sessions:type_name -> sandbox.v1.DrainedSession
+	86,  // 91: sandbox.v1.GetNodeInfoResponse.started_at:type_name -> google.protobuf.Timestamp
+	75,  // 92: sandbox.v1.GetNodeInfoResponse.runtimes:type_name -> sandbox.v1.RuntimeStatus
+	26,  // 93: sandbox.v1.SessionService.CreateSession:input_type -> sandbox.v1.CreateSessionRequest
+	28,  // 94: sandbox.v1.SessionService.ClaimSession:input_type -> sandbox.v1.ClaimSessionRequest
+	30,  // 95: sandbox.v1.SessionService.GetSession:input_type -> sandbox.v1.GetSessionRequest
+	33,  // 96: sandbox.v1.SessionService.ListSessions:input_type -> sandbox.v1.ListSessionsRequest
+	35,  // 97: sandbox.v1.SessionService.UpdateGrants:input_type -> sandbox.v1.UpdateGrantsRequest
+	40,  // 98: sandbox.v1.SessionService.RetireSandbox:input_type -> sandbox.v1.RetireSandboxRequest
+	42,  // 99: sandbox.v1.SessionService.DeleteSession:input_type -> sandbox.v1.DeleteSessionRequest
+	44,  // 100: sandbox.v1.SessionService.DeleteWorkspace:input_type -> sandbox.v1.DeleteWorkspaceRequest
+	37,  // 101: sandbox.v1.SessionService.GetEgress:input_type -> sandbox.v1.GetEgressRequest
+	46,  // 102: sandbox.v1.SessionService.WatchEvents:input_type -> sandbox.v1.WatchEventsRequest
+	55,  // 103: sandbox.v1.ExecService.Exec:input_type -> sandbox.v1.ExecRequest
+	57,  // 104: sandbox.v1.ExecService.StreamExec:input_type -> sandbox.v1.StreamExecRequest
+	61,  // 105: sandbox.v1.ExecService.GetExec:input_type -> sandbox.v1.GetExecRequest
+	63,  // 106: sandbox.v1.ExecService.ListExecs:input_type -> sandbox.v1.ListExecsRequest
+	66,  // 107: sandbox.v1.ExecService.CancelExec:input_type -> sandbox.v1.CancelExecRequest
+	68,  // 108: sandbox.v1.GitService.Git:input_type -> sandbox.v1.GitRequest
+	70,  // 109: sandbox.v1.GitService.Harvest:input_type -> sandbox.v1.HarvestRequest
+	72,  // 110: sandbox.v1.NodeService.CheckNode:input_type -> sandbox.v1.CheckNodeRequest
+	79,  // 111: sandbox.v1.NodeService.GetNodeInfo:input_type -> sandbox.v1.GetNodeInfoRequest
+	76,  // 112: sandbox.v1.NodeService.DrainNode:input_type -> sandbox.v1.DrainNodeRequest
+	27,  // 113: sandbox.v1.SessionService.CreateSession:output_type -> sandbox.v1.CreateSessionResponse
+	29,  // 114: sandbox.v1.SessionService.ClaimSession:output_type -> sandbox.v1.ClaimSessionResponse
+	31,  // 115: sandbox.v1.SessionService.GetSession:output_type -> sandbox.v1.GetSessionResponse
+	34,  // 116: sandbox.v1.SessionService.ListSessions:output_type -> sandbox.v1.ListSessionsResponse
+	36,  // 117: sandbox.v1.SessionService.UpdateGrants:output_type -> sandbox.v1.UpdateGrantsResponse
+	41,  // 118: sandbox.v1.SessionService.RetireSandbox:output_type -> sandbox.v1.RetireSandboxResponse
+	43,  // 119: sandbox.v1.SessionService.DeleteSession:output_type -> sandbox.v1.DeleteSessionResponse
+	45,  // 120: sandbox.v1.SessionService.DeleteWorkspace:output_type -> sandbox.v1.DeleteWorkspaceResponse
+	38,  // 121: sandbox.v1.SessionService.GetEgress:output_type -> sandbox.v1.GetEgressResponse
+	48,  // 122: sandbox.v1.SessionService.WatchEvents:output_type -> sandbox.v1.WatchEventsResponse
+	56,  // 123: sandbox.v1.ExecService.Exec:output_type -> sandbox.v1.ExecResponse
+	60,  // 124: sandbox.v1.ExecService.StreamExec:output_type -> sandbox.v1.StreamExecResponse
+	62,  // 125: sandbox.v1.ExecService.GetExec:output_type -> sandbox.v1.GetExecResponse
+	65,  // 126: sandbox.v1.ExecService.ListExecs:output_type -> sandbox.v1.ListExecsResponse
+	67,  // 127: sandbox.v1.ExecService.CancelExec:output_type -> sandbox.v1.CancelExecResponse
+	69,  // 128: sandbox.v1.GitService.Git:output_type -> sandbox.v1.GitResponse
+	71,  // 129: sandbox.v1.GitService.Harvest:output_type -> sandbox.v1.HarvestResponse
+	74,  // 130: sandbox.v1.NodeService.CheckNode:output_type -> sandbox.v1.CheckNodeResponse
+	80,  // 131: sandbox.v1.NodeService.GetNodeInfo:output_type -> sandbox.v1.GetNodeInfoResponse
+	78,  // 132: sandbox.v1.NodeService.DrainNode:output_type -> sandbox.v1.DrainNodeResponse
+	113, // [113:133] is the sub-list for method output_type
+	93,  // [93:113] is the sub-list for method input_type
+	93,  // [93:93] is the sub-list for extension type_name
+	93,  // [93:93] is the sub-list for extension extendee
+	0,   // [0:93] is the sub-list for field type_name
 }
 
 func init() { file_sandbox_v1_sandbox_proto_init() }
@@ -6403,20 +6702,20 @@ func file_sandbox_v1_sandbox_proto_init() {
 	if File_sandbox_v1_sandbox_proto != nil {
 		return
 	}
-	file_sandbox_v1_sandbox_proto_msgTypes[43].OneofWrappers = []any{}
-	file_sandbox_v1_sandbox_proto_msgTypes[48].OneofWrappers = []any{
+	file_sandbox_v1_sandbox_proto_msgTypes[47].OneofWrappers = []any{}
+	file_sandbox_v1_sandbox_proto_msgTypes[52].OneofWrappers = []any{
 		(*StreamExecResponse_Started)(nil),
 		(*StreamExecResponse_Output)(nil),
 		(*StreamExecResponse_Result)(nil),
 	}
-	file_sandbox_v1_sandbox_proto_msgTypes[56].OneofWrappers = []any{}
+	file_sandbox_v1_sandbox_proto_msgTypes[60].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_sandbox_v1_sandbox_proto_rawDesc), len(file_sandbox_v1_sandbox_proto_rawDesc)),
 			NumEnums:      8,
-			NumMessages:   74,
+			NumMessages:   78,
 			NumExtensions: 0,
 			NumServices:   4,
 		},

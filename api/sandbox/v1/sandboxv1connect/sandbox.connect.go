@@ -62,6 +62,8 @@ const (
 	// SessionServiceDeleteWorkspaceProcedure is the procedure name of the SessionService's
 	// DeleteWorkspace RPC.
 	SessionServiceDeleteWorkspaceProcedure = "/sandbox.v1.SessionService/DeleteWorkspace"
+	// SessionServiceGetEgressProcedure is the procedure name of the SessionService's GetEgress RPC.
+	SessionServiceGetEgressProcedure = "/sandbox.v1.SessionService/GetEgress"
 	// SessionServiceWatchEventsProcedure is the procedure name of the SessionService's WatchEvents RPC.
 	SessionServiceWatchEventsProcedure = "/sandbox.v1.SessionService/WatchEvents"
 	// ExecServiceExecProcedure is the procedure name of the ExecService's Exec RPC.
@@ -143,6 +145,13 @@ var (
 			Procedure:  SessionServiceDeleteWorkspaceProcedure,
 		}
 	})
+	sessionServiceGetEgressSpec = sync.OnceValue(func() connect.Spec {
+		return connect.Spec{
+			StreamType: connect.StreamTypeUnary,
+			Schema:     v1.File_sandbox_v1_sandbox_proto.Services().ByName("SessionService").Methods().ByName("GetEgress"),
+			Procedure:  SessionServiceGetEgressProcedure,
+		}
+	})
 	sessionServiceWatchEventsSpec = sync.OnceValue(func() connect.Spec {
 		return connect.Spec{
 			StreamType: connect.StreamTypeServer,
@@ -172,6 +181,8 @@ type SessionServiceClient interface {
 	// session that has it. It needs evidence that nothing writes there any more, and refuses to throw away work that is
 	// neither committed nor harvested, unless force is set.
 	DeleteWorkspace(context.Context, *v1.DeleteWorkspaceRequest) (*v1.DeleteWorkspaceResponse, error)
+	// GetEgress says what the session's sandboxes may reach, and what has been counted of the one that there is.
+	GetEgress(context.Context, *v1.GetEgressRequest) (*v1.GetEgressResponse, error)
 	// WatchEvents streams the session's event chain from a cursor on.
 	WatchEvents(context.Context, *v1.WatchEventsRequest) (SessionServiceWatchEventsClientStream, error)
 }
@@ -223,6 +234,8 @@ type SessionServiceHandler interface {
 	// session that has it. It needs evidence that nothing writes there any more, and refuses to throw away work that is
 	// neither committed nor harvested, unless force is set.
 	DeleteWorkspace(context.Context, *v1.DeleteWorkspaceRequest) (*v1.DeleteWorkspaceResponse, error)
+	// GetEgress says what the session's sandboxes may reach, and what has been counted of the one that there is.
+	GetEgress(context.Context, *v1.GetEgressRequest) (*v1.GetEgressResponse, error)
 	// WatchEvents streams the session's event chain from a cursor on.
 	WatchEvents(context.Context, *v1.WatchEventsRequest, SessionServiceWatchEventsServerStream) error
 }
@@ -240,6 +253,7 @@ func RegisterSessionServiceHandler(server *connect.Server, svc SessionServiceHan
 		connect.Method{Spec: sessionServiceRetireSandboxSpec(), Handler: adapter.retireSandbox},
 		connect.Method{Spec: sessionServiceDeleteSessionSpec(), Handler: adapter.deleteSession},
 		connect.Method{Spec: sessionServiceDeleteWorkspaceSpec(), Handler: adapter.deleteWorkspace},
+		connect.Method{Spec: sessionServiceGetEgressSpec(), Handler: adapter.getEgress},
 		connect.Method{Spec: sessionServiceWatchEventsSpec(), Handler: adapter.watchEvents},
 	)
 }
@@ -293,6 +307,10 @@ func (UnimplementedSessionServiceHandler) DeleteSession(context.Context, *v1.Del
 
 func (UnimplementedSessionServiceHandler) DeleteWorkspace(context.Context, *v1.DeleteWorkspaceRequest) (*v1.DeleteWorkspaceResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, "sandbox.v1.SessionService.DeleteWorkspace is not implemented")
+}
+
+func (UnimplementedSessionServiceHandler) GetEgress(context.Context, *v1.GetEgressRequest) (*v1.GetEgressResponse, error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, "sandbox.v1.SessionService.GetEgress is not implemented")
 }
 
 func (UnimplementedSessionServiceHandler) WatchEvents(context.Context, *v1.WatchEventsRequest, SessionServiceWatchEventsServerStream) error {
@@ -362,6 +380,14 @@ func (c *sessionServiceClient) DeleteSession(ctx context.Context, req *v1.Delete
 func (c *sessionServiceClient) DeleteWorkspace(ctx context.Context, req *v1.DeleteWorkspaceRequest) (*v1.DeleteWorkspaceResponse, error) {
 	var res v1.DeleteWorkspaceResponse
 	if err := c.client.CallUnary(ctx, sessionServiceDeleteWorkspaceSpec(), req, &res); err != nil {
+		return nil, err
+	}
+	return &res, nil
+}
+
+func (c *sessionServiceClient) GetEgress(ctx context.Context, req *v1.GetEgressRequest) (*v1.GetEgressResponse, error) {
+	var res v1.GetEgressResponse
+	if err := c.client.CallUnary(ctx, sessionServiceGetEgressSpec(), req, &res); err != nil {
 		return nil, err
 	}
 	return &res, nil
@@ -467,6 +493,18 @@ func (h sessionServiceHandler) deleteWorkspace(ctx context.Context, _ connect.Sp
 		return err
 	}
 	res, err := h.svc.DeleteWorkspace(ctx, &req)
+	if err != nil {
+		return err
+	}
+	return stream.Send(res)
+}
+
+func (h sessionServiceHandler) getEgress(ctx context.Context, _ connect.Spec, stream connect.ServerStream) error {
+	var req v1.GetEgressRequest
+	if err := stream.Receive(&req); err != nil {
+		return err
+	}
+	res, err := h.svc.GetEgress(ctx, &req)
 	if err != nil {
 		return err
 	}
