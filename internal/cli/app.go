@@ -55,6 +55,7 @@ func newApp(stdout, stderr io.Writer) *cli.Command {
 			gitCommand(),
 			guardCommand(),
 			workspaceCommand(),
+			egressCommand(),
 			eventsCommand(),
 			receiptCommand(),
 			drainCommand(),

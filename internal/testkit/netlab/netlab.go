@@ -268,6 +268,24 @@ func (l *Lab) TCP(ns, name, address string) *Server {
 	return s
 }
 
+// Silent takes the first connection to an address of a namespace, and neither reads nor writes.
+func (l *Lab) Silent(ns, address string) <-chan net.Conn {
+	l.T.Helper()
+	var ln net.Listener
+	l.inside(ns, func() (err error) {
+		ln, err = net.Listen("tcp", address)
+		return err
+	})
+	l.T.Cleanup(func() { ln.Close() })
+	got := make(chan net.Conn, 1)
+	go func() {
+		if c, err := ln.Accept(); err == nil {
+			got <- c
+		}
+	}()
+	return got
+}
+
 // UDP answers each datagram with its name until the test ends.
 func (l *Lab) UDP(ns, name, address string) *Server {
 	l.T.Helper()
