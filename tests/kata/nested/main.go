@@ -78,7 +78,7 @@ func main() {
 	flag.StringVar(&o.dir, "dir", "", "scratch folder, kept (default: a temporary one, removed)")
 	flag.StringVar(&o.run, "run", "", "only tests that match (go test -run)")
 	flag.BoolVar(&o.again, "again", false, "boot what an earlier run left in the scratch folder, and build nothing")
-	flag.DurationVar(&o.timeout, "timeout", 5*time.Minute, "bound of the node")
+	flag.DurationVar(&o.timeout, "timeout", 15*time.Minute, "bound of the node")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()

@@ -95,10 +95,11 @@ func (m *machine) output(command string) string {
 	return strings.TrimSpace(r.GetStdoutText())
 }
 
-// begin starts a command that says in the worktree that it runs, and waits for that.
-func (m *machine) begin() (*sandboxv1.ExecRequest, <-chan *sandboxv1.ExecResult) {
+// begin starts a command that says in the worktree that it runs, and waits for that. timeout is in seconds.
+func (m *machine) begin(timeout float64) (*sandboxv1.ExecRequest, <-chan *sandboxv1.ExecResult) {
 	m.T.Helper()
 	r, answer := m.request(""), make(chan *sandboxv1.ExecResult, 1)
+	r.TimeoutSeconds = &timeout
 	r.Command = "echo > running-" + r.ExecId + "; exec sleep 100000"
 	go func() {
 		defer close(answer)
@@ -267,7 +268,7 @@ func TestSandboxesInVirtualMachines(t *testing.T) {
 	})
 	within("P5: a VMM that is lost in the middle of a command is uncertain, and its workspace is free with evidence", func(t *testing.T) {
 		before := m.session()
-		_, answer := m.begin()
+		_, answer := m.begin(1000)
 		m.signal(m.vmm(), unix.SIGKILL)
 		r := <-answer
 		require.NotNil(t, r, m.LogText())
@@ -277,20 +278,30 @@ func TestSandboxesInVirtualMachines(t *testing.T) {
 		require.Equal(t, "next", m.output("echo next"))
 		require.Greater(t, m.session().GetGeneration(), before.GetGeneration())
 	})
-	within("P5: a VM that hangs is ended and said to be uncertain", func(t *testing.T) {
-		req, answer := m.begin()
+	hangs := func(t *testing.T, timeout float64, then func(r *sandboxv1.ExecRequest)) *sandboxv1.ExecResult {
+		req, answer := m.begin(timeout)
 		vmm := m.vmm()
 		m.signal(vmm, unix.SIGSTOP)
-		res, err := m.Client.Execs.CancelExec(t.Context(), &sandboxv1.CancelExecRequest{SessionId: m.id, ExecId: req.GetExecId()})
-		require.NoError(t, err, m.LogText())
-		t.Log(res)
+		then(req)
 		r := <-answer
 		require.NotNil(t, r, m.LogText())
-		t.Log(r)
 		require.True(t, r.GetEvidence().GetComplete(), "%v", r.GetEvidence())
-		fds := []unix.PollFd{{Fd: int32(vmm.Fd()), Events: unix.POLLIN}}
-		n, err := unix.Poll(fds, 0)
+		require.NotEmpty(t, r.GetReason())
+		n, err := unix.Poll([]unix.PollFd{{Fd: int32(vmm.Fd()), Events: unix.POLLIN}}, 0)
 		require.NoError(t, err)
 		require.Equal(t, 1, n, "the VMM has ended")
+		return r
+	}
+	within("P5: a VM that hangs is ended when its command is cancelled", func(t *testing.T) {
+		r := hangs(t, 1000, func(r *sandboxv1.ExecRequest) {
+			_, err := m.Client.Execs.CancelExec(t.Context(), &sandboxv1.CancelExecRequest{SessionId: m.id, ExecId: r.GetExecId()})
+			require.NoError(t, err, m.LogText())
+		})
+		require.Equal(t, sandboxv1.ExecResult_CANCELLED, r.GetStatus(), r.GetReason())
+	})
+	within("P6: a command whose VM hangs is uncertain when its time is over", func(t *testing.T) {
+		r := hangs(t, 30, func(*sandboxv1.ExecRequest) {})
+		require.Equal(t, sandboxv1.ExecResult_UNCERTAIN, r.GetStatus(), r.GetReason())
+		t.Log(r.GetReason())
 	})
 }
