@@ -113,6 +113,9 @@ func (r *Runtime) prepareGuest(ctx context.Context, st *hostkernel.Start) (*spec
 	if err := makeReceiptdsOwn(*spec); err != nil {
 		return nil, err
 	}
+	if err := makeEmptyFolders(*spec); err != nil {
+		return nil, err
+	}
 	if err := connectGuest(ctx, st, root); err != nil {
 		return nil, err
 	}
@@ -183,6 +186,29 @@ func closeToCommands(dir string, ids runtime.IDs) error {
 	defer f.Close()
 	if err := errors.Join(f.Chown(int(ids.HostBase), int(ids.HostBase)), f.Chmod(0o700)); err != nil {
 		return fmt.Errorf("making the root file system: %w", err)
+	}
+	return nil
+}
+
+// emptyFolder is where a sandbox's own folder has what stands for mount i of the workspace, which is empty.
+func emptyFolder(dir string, i int) string { return filepath.Join(dir, fmt.Sprintf("empty-%d", i)) }
+
+// makeEmptyFolders makes them, on disk and with the mount points for the workspace's mounts in them: a shim mounts from the
+// node's side too, and would make the mount points there.
+func makeEmptyFolders(spec runtime.Spec) error {
+	for i, m := range spec.Workspace.Mounts {
+		if !m.Empty {
+			continue
+		}
+		for _, in := range spec.Workspace.Mounts {
+			name := ""
+			if filepath.Dir(in.Target) == m.Target {
+				name = filepath.Base(in.Target)
+			}
+			if err := os.MkdirAll(filepath.Join(emptyFolder(spec.Dir, i), name), 0o755); err != nil {
+				return fmt.Errorf("making an empty folder for %q: %w", m.Target, err)
+			}
+		}
 	}
 	return nil
 }
@@ -271,10 +297,10 @@ func guestBinds(spec runtime.Spec, source string, binds []string) []specs.Mount 
 	bind(receiptdLog(spec.Dir), runtime.ControlPath+"/"+logName, "bind", "rw", "noexec")
 	bind(spec.Receiptd, runtime.BinPath+"/receiptd", "bind", "ro")
 	bind(spec.Pid1, runtime.BinPath+"/pid1", "bind", "ro")
-	for _, m := range spec.Workspace.Mounts {
+	for i, m := range spec.Workspace.Mounts {
 		switch {
 		case m.Empty:
-			out = append(out, tmpfsMount(m.Target, "mode=0755,size=64k", "noexec", "ro"))
+			bind(emptyFolder(spec.Dir, i), m.Target, "bind", "ro", "noexec")
 		case m.ReadOnly:
 			bind(m.Source, m.Target, "bind", "ro")
 		default:

@@ -11,14 +11,21 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sandbox-agent/sandbox-agent/internal/runtime"
+	"github.com/sandbox-agent/sandbox-agent/pkg/mounts"
 )
 
 // gvisorsVersion is the same in all of them (pkg/sentry/kernel/version.go there).
 const gvisorsVersion = "#1 SMP Sun Jan 10 15:06:54 PST 2016"
 
 func TestUnderGVisorACommandRunsToItsReceipt(t *testing.T) {
+	for _, layout := range []string{mounts.Isolated, mounts.Shared} {
+		t.Run(layout, func(t *testing.T) { runUnderGVisor(t, layout) })
+	}
+}
+
+func runUnderGVisor(t *testing.T, layout string) {
 	h := newHostOf(t, GVisor, Attach)
-	spec := h.spec(0)
+	spec := h.specIn(layout, 0)
 	s := h.create(spec)
 	a := h.attach(s, spec, 1)
 	out, p := a.run("id -u; pwd; cat README; uname -v; echo made > made; git add made && git -c user.name=a -c user.email=a@b commit -qm made && git log --format=%s -1")

@@ -157,9 +157,14 @@ func newID(t testing.TB) string {
 // spec describes a sandbox on a new worktree that belongs to uid 1234 on disk; slot chooses its range of host ids.
 func (h *host) spec(slot uint32) runtime.Spec {
 	h.t.Helper()
+	return h.specIn(mounts.Isolated, slot)
+}
+
+func (h *host) specIn(layout string, slot uint32) runtime.Spec {
+	h.t.Helper()
 	const uid = 1234
 	repo := testkit.Repo(h.t, uid)
-	plan := testkit.Plan(h.t, uid, repo, testkit.Worktree(h.t, uid, repo, "topic"), mounts.Isolated)
+	plan := testkit.Plan(h.t, uid, repo, testkit.Worktree(h.t, uid, repo, "topic"), layout)
 	receiptd, pid1 := testkit.Binaries(h.t)
 	id := newID(h.t)
 	receipts := filepath.Join(h.state, "receipts-"+id)
