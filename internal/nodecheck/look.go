@@ -11,7 +11,7 @@ import (
 
 // probeTime bounds each probe. A healthy node takes milliseconds for most; loading kernel modules takes longest. An emulated
 // machine takes seconds; tests, which run on such ones too, give it more.
-var probeTime = 10 * time.Second
+var probeTime = 30 * time.Second
 
 // backTime is how long a probe may take to come back once its time is up.
 const backTime = 500 * time.Millisecond
