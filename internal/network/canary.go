@@ -105,6 +105,9 @@ func (c *Canaries) Close() ([]string, error) {
 	return c.reached, errors.Join(errs...)
 }
 
+// notYet: the node is still looking whether another host has the address, or has found one that does. Nobody is reached there.
+const notYet = unix.IFA_F_TENTATIVE | unix.IFA_F_DADFAILED
+
 // nodesAddresses are addresses of the node, at most mostAddresses of each family that the sandbox has; those on its own
 // network, which are its gateway's, come first.
 func nodesAddresses(rec *Record) ([]netip.Addr, error) {
@@ -115,7 +118,7 @@ func nodesAddresses(rec *Record) ([]netip.Addr, error) {
 	var near, far []netip.Addr
 	for _, l := range list {
 		a, ok := netip.AddrFromSlice(l.IP)
-		if a = a.Unmap(); !ok || a.IsLoopback() || a.IsLinkLocalUnicast() {
+		if a = a.Unmap(); !ok || a.IsLoopback() || a.IsLinkLocalUnicast() || l.Flags&notYet != 0 {
 			continue
 		}
 		bits, _ := l.Mask.Size()
@@ -148,6 +151,9 @@ func (c *Canaries) tcp(at netip.AddrPort) error {
 			return conn.Close()
 		}
 		return nil
+	}
+	if errors.Is(err, unix.EADDRNOTAVAIL) {
+		return nil // the node has lost the address meanwhile
 	}
 	if err != nil {
 		return fmt.Errorf("opening a canary at %s: %w", at, err)
@@ -186,8 +192,8 @@ func (c *Canaries) listen(t Target, conn net.Conn) {
 
 func (c *Canaries) udp(at netip.AddrPort) error {
 	conn, err := net.ListenPacket("udp", at.String())
-	if errors.Is(err, unix.EADDRINUSE) {
-		return nil // what listens there answers nobody whom it doesn't know
+	if errors.Is(err, unix.EADDRINUSE) || errors.Is(err, unix.EADDRNOTAVAIL) {
+		return nil // what listens there answers nobody whom it doesn't know; or the node has lost the address meanwhile
 	}
 	if err != nil {
 		return fmt.Errorf("opening a canary at %s: %w", at, err)
