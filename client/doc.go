@@ -41,7 +41,7 @@
 // agent's, made for this one start: the client compares it with the one that the agent recorded with its intent, where the
 // answer has that.
 //
-// No receipt stands behind: Harvest, RefusedDestinations, Evidence, Reason, OutputInfo.File, NOT_STARTED, UNCERTAIN, and CANCELLED where
+// No receipt stands behind: Harvest, RefusedDestinations, Network, Evidence, Reason, OutputInfo.File, NOT_STARTED, UNCERTAIN, and CANCELLED where
 // the sandbox had to be stopped under the command. These are the agent's word. CANCELLED is taken only with a receipt or
 // the complete evidence.
 //

@@ -92,12 +92,17 @@ const (
 func newEgressRules(stateDir string, resolvers []netip.Addr) *egressRules {
 	sum := sha256.Sum256([]byte(stateDir))
 	return &egressRules{
-		table: &nftables.Table{Name: fmt.Sprintf("sandbox-agent-egress-%x", sum[:4]), Family: nftables.TableFamilyINet},
-		// The groups are the node's; low ones have names in other people's configurations.
-		group:     1024 + binary.BigEndian.Uint16(sum[4:])%(1<<15),
+		table:     &nftables.Table{Name: fmt.Sprintf("sandbox-agent-egress-%x", sum[:4]), Family: nftables.TableFamilyINet},
+		group:     groupOf(stateDir),
 		resolvers: resolvers,
 		sandboxes: map[string]*governed{}, byAddress: map[netip.Addr]*governed{},
 	}
+}
+
+// groupOf is the agent's group of the packet log. The groups are the node's; low ones stand in other people's configurations.
+func groupOf(stateDir string) uint16 {
+	sum := sha256.Sum256([]byte(stateDir))
+	return 1024 + binary.BigEndian.Uint16(sum[4:])%(1<<15)
 }
 
 // The maps from a sandbox's address to its chain.

@@ -174,7 +174,7 @@ func TestASandboxReachesWhatItsListSaysAndNothingElse(t *testing.T) {
 	told := l.told()
 	for _, want := range []string{
 		"sb-one " + netlab.Web + ":80/tcp", "sb-one " + netlab.Other + ":443/tcp", "sb-two " + netlab.Web + ":4000/udp", "sb-two [" + netlab.Web6 + "]:443/tcp",
-		"sb-none " + netlab.Other + ":22/tcp", "sb-one other.hidden.example", "sb-one " + netlab.Web + ":53/udp",
+		"sb-none " + netlab.Other + ":22/tcp", "sb-one " + netlab.Metadata + ":443/tcp", "sb-one other.hidden.example", "sb-one " + netlab.Web + ":53/udp",
 		"sb-one meta.example (" + netlab.Metadata + " is no address of another host)",
 	} {
 		require.Contains(t, told, want)

@@ -41,6 +41,8 @@ type rules struct {
 	routed  *nftables.Table
 	// translated are the ranges whose addresses are translated on the way out.
 	translated []netip.Prefix
+	// group is that of the packet log in which refusals are told.
+	group uint16
 }
 
 // newRules names the tables after the state folder: two agents on one node don't undo each other's rules.
@@ -48,7 +50,7 @@ func newRules(stateDir string, list listeners.List, translated []netip.Prefix) *
 	sum := sha256.Sum256([]byte(stateDir))
 	name := "sandbox-agent-" + hex.EncodeToString(sum[:4])
 	return &rules{
-		list: list, translated: translated,
+		list: list, translated: translated, group: groupOf(stateDir),
 		ingress: &nftables.Table{Name: name, Family: nftables.TableFamilyNetdev},
 		routed:  &nftables.Table{Name: name, Family: nftables.TableFamilyINet},
 	}
@@ -112,9 +114,9 @@ func (r *rules) addShared(c *nftables.Conn) error {
 			}
 		}
 	}
-	addRules(c, c.AddChain(&nftables.Chain{Table: r.ingress, Name: common}), r.list.Ingress(), ingressLayer)
-	addRules(c, c.AddChain(&nftables.Chain{Table: r.routed, Name: localChain}), r.list.Local(), routedLayer)
-	addRules(c, c.AddChain(&nftables.Chain{Table: r.routed, Name: routed}), r.list.Forwarded(), routedLayer)
+	addRules(c, c.AddChain(&nftables.Chain{Table: r.ingress, Name: common}), r.told(r.list.Ingress(), ingressLayer))
+	addRules(c, c.AddChain(&nftables.Chain{Table: r.routed, Name: localChain}), r.told(r.list.Local(), routedLayer))
+	addRules(c, c.AddChain(&nftables.Chain{Table: r.routed, Name: routed}), r.told(r.list.Forwarded(), routedLayer))
 	for chain, to := range map[*nftables.Chain]string{
 		r.hook(inputChain, nftables.ChainHookInput): localChain,
 		r.hook(forward, nftables.ChainHookForward):  routed,
@@ -148,11 +150,39 @@ func (r *rules) addTranslation(c *nftables.Conn) {
 	}
 }
 
-func addRules(c *nftables.Conn, chain *nftables.Chain, list []listeners.Rule, on layer) {
-	for _, r := range list {
-		for _, e := range compile(r, on) {
-			c.AddRule(&nftables.Rule{Table: chain.Table, Chain: chain, Exprs: e, UserData: userdata.AppendString(nil, userdata.TypeComment, r.Why)})
+// compiled is a rule of listeners in the kernel's words, with what it is for.
+type compiled struct {
+	why   string
+	exprs []expr.Any
+}
+
+// told compiles rules, with one before each refusal that has it told (egresslog.go).
+func (r *rules) told(list []listeners.Rule, on layer) (out []compiled) {
+	for _, rule := range list {
+		if rule.Action == listeners.Refuse {
+			same := rule
+			same.Action = listeners.Admit
+			for _, e := range compile(same, on) {
+				out = append(out, compiled{rule.Why, append(e[:len(e)-2], tell(r.group)...)}) // without its counter and verdict
+			}
 		}
+		out = append(out, untold([]listeners.Rule{rule}, on)...)
+	}
+	return out
+}
+
+func untold(list []listeners.Rule, on layer) (out []compiled) {
+	for _, rule := range list {
+		for _, e := range compile(rule, on) {
+			out = append(out, compiled{rule.Why, e})
+		}
+	}
+	return out
+}
+
+func addRules(c *nftables.Conn, chain *nftables.Chain, list []compiled) {
+	for _, r := range list {
+		c.AddRule(&nftables.Rule{Table: chain.Table, Chain: chain, Exprs: r.exprs, UserData: userdata.AppendString(nil, userdata.TypeComment, r.why)})
 	}
 }
 
@@ -187,7 +217,7 @@ func (r *rules) addSandbox(c *nftables.Conn, rec *Record) error {
 			Table: r.ingress, Name: chainOf(rec, l), Type: nftables.ChainTypeFilter, Hooknum: nftables.ChainHookIngress,
 			Priority: nftables.ChainPriorityRef(ingressPriority), Policy: &policy, Device: l.Name,
 		})
-		addRules(c, chain, listeners.Source(rec.Addresses), ingressLayer)
+		addRules(c, chain, untold(listeners.Source(rec.Addresses), ingressLayer))
 		c.AddRule(&nftables.Rule{Table: r.ingress, Chain: chain, Exprs: []expr.Any{&expr.Verdict{Kind: expr.VerdictJump, Chain: common}}})
 	}
 	return nil
@@ -273,16 +303,10 @@ func (r *rules) hasAddresses(c *nftables.Conn, all []*Record) bool {
 
 // sizes are how many rules each chain has.
 func (r *rules) sizes(all []*Record) map[string]int {
-	count := func(list []listeners.Rule, on layer) (n int) {
-		for _, r := range list {
-			n += len(compile(r, on))
-		}
-		return n
-	}
 	netdev, inet := nftables.TableFamilyNetdev, nftables.TableFamilyINet
 	want := map[string]int{
-		fmt.Sprint(netdev, common):   count(r.list.Ingress(), ingressLayer),
-		fmt.Sprint(inet, localChain): count(r.list.Local(), routedLayer), fmt.Sprint(inet, routed): count(r.list.Forwarded(), routedLayer),
+		fmt.Sprint(netdev, common):   len(r.told(r.list.Ingress(), ingressLayer)),
+		fmt.Sprint(inet, localChain): len(r.told(r.list.Local(), routedLayer)), fmt.Sprint(inet, routed): len(r.told(r.list.Forwarded(), routedLayer)),
 		fmt.Sprint(inet, inputChain): 2, fmt.Sprint(inet, forward): 2,
 	}
 	if len(r.translated) > 0 {
@@ -290,7 +314,7 @@ func (r *rules) sizes(all []*Record) map[string]int {
 	}
 	for _, rec := range all {
 		for _, l := range present(rec) {
-			want[fmt.Sprint(netdev, chainOf(rec, l))] = count(listeners.Source(rec.Addresses), ingressLayer) + 1
+			want[fmt.Sprint(netdev, chainOf(rec, l))] = len(untold(listeners.Source(rec.Addresses), ingressLayer)) + 1
 		}
 	}
 	return want

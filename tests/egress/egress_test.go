@@ -96,6 +96,7 @@ func TestACommandReachesWhatIsListedAndIsToldWhatIsNot(t *testing.T) {
 		require.Contains(t, r.GetStdoutText(), " to 203.0.113.2", "control: under no list %s answers: %s", to, r.GetStderrText())
 	}
 
+	asked := len(w.zone.Asked())
 	s, err := w.session("listed", nil)
 	require.NoError(t, err)
 	require.Equal(t, []string{"169.254.53.53"}, s.GetSandbox().GetNetwork().GetNameservers())
@@ -113,7 +114,7 @@ func TestACommandReachesWhatIsListedAndIsToldWhatIsNot(t *testing.T) {
 	require.Contains(t, r.GetRefusedDestinations(), "other.example")
 	require.Contains(t, strings.Join(r.GetRefusedDestinations(), "\n"), "rebound.example (")
 	require.NotZero(t, r.GetNetwork().GetRefused())
-	require.NotContains(t, w.zone.Asked()[3:], "other.example", "nothing of it went out after the control")
+	require.NotContains(t, w.zone.Asked()[asked:], "other.example", "nothing of it went out")
 	r = w.run("listed", "true")
 	require.Empty(t, r.GetRefusedDestinations(), "each command is told its own")
 	require.Zero(t, r.GetNetwork().GetRefused())

@@ -279,7 +279,9 @@ func (l *Lab) Silent(ns, address string) <-chan net.Conn {
 	l.T.Cleanup(func() { ln.Close() })
 	got := make(chan net.Conn, 1)
 	go func() {
-		if c, err := ln.Accept(); err == nil {
+		c, err := ln.Accept()
+		ln.Close()
+		if err == nil {
 			got <- c
 		}
 	}()
