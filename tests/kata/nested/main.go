@@ -40,14 +40,15 @@ const (
 	virtiofsd  = "/usr/lib/qemu/virtiofsd"
 )
 
-// configuration is what kata-deploy installs, as far as anything here looks at it.
+// configuration is what kata-deploy installs, as far as anything here looks at it. Without a cache in the guest each start of a
+// program would read it again, through two kernels of which one is emulated.
 const configuration = `[hypervisor.qemu]
 path = "` + qemu + `"
 kernel = "` + kataKernel + `"
 initrd = "` + kataInitrd + `"
 shared_fs = "virtio-fs"
 virtio_fs_daemon = "` + virtiofsd + `"
-virtio_fs_cache = "never"
+virtio_fs_cache = "auto"
 disable_vhost_net = true
 enable_annotations = []
 

@@ -256,7 +256,7 @@ func (s *service) boot(c config) error {
 	defer dir.Close()
 	s.cid = uint32(3 + os.Getpid()) // no two shims have the same
 	socket, fsEnded := filepath.Join(s.dir(), "virtiofsd.sock"), make(chan struct{})
-	if s.fs, err = s.start(dir, s.dir()+"/virtiofsd.log", fsEnded, c["virtio_fs_daemon"], "--socket-path="+socket, "-o", "source="+s.shared(), "-o", "cache=none", "-o", "announce_submounts"); err != nil {
+	if s.fs, err = s.start(dir, s.dir()+"/virtiofsd.log", fsEnded, c["virtio_fs_daemon"], "--socket-path="+socket, "-o", "source="+s.shared(), "-o", "cache="+c["virtio_fs_cache"], "-o", "announce_submounts"); err != nil {
 		return fmt.Errorf("starting virtiofsd: %w", err)
 	}
 	if err := awaitSocket(socket, fsEnded); err != nil {
