@@ -28,29 +28,39 @@ const (
 type world struct {
 	*netlab.Lab
 	*node.Agent
-	t       *testing.T
-	cniDirs string
+	t *testing.T
+	// conf is the folder of the node's CNI configurations, plugins that of its plugins.
+	conf, plugins string
+	made          int
 }
 
-// newWorld starts an agent with runc in a containerd of its own, the embedded runtime and the node's CNI.
+// newWorld starts an agent with runc in a containerd of its own beside the embedded runtime, and with the node's CNI.
 func newWorld(t *testing.T, conflist, more string) *world {
 	t.Helper()
 	containerd.Need(t, "runc", "cni")
 	testkit.Leaks(t)
-	w := &world{t: t, Lab: netlab.New(t, cniSubnet, cniSubnet6)}
-	plugins := containerd.Folder(t, "cni")
-	conf := testkit.StateDir(t)
-	if conflist != "" {
-		require.NoError(t, os.WriteFile(filepath.Join(conf, "10-test.conflist"), []byte(strings.ReplaceAll(conflist, "DIR", conf)), 0o600))
-	}
+	w := newNode(t, conflist)
 	d := containerd.Start(t, "runc")
-	w.cniDirs = fmt.Sprintf("cni: {conf_dir: %s, bin_dirs: [%s]}", conf, plugins)
-	w.Agent = node.Start(t, node.Options{
-		Program: w.Program(node.Program()),
-		Config: fmt.Sprintf("runtime: {default: embedded, allowed: [embedded, runc]}\ncontainerd: {address: %s}\nnetwork: {allowed: [none, bridge, cni], nameservers: [%s], bridge: {subnet: %s, subnet6: '%s'}, %s}\n%s",
-			d.Address, netlab.Web, subnet, subnet6, w.cniDirs, more),
-	})
+	w.serve(node.Program(), fmt.Sprintf("runtime: {default: embedded, allowed: [embedded, runc]}\ncontainerd: {address: %s}\n%s", d.Address, more))
 	return w
+}
+
+// newNode makes a lab whose node has real CNI plugins, and no agent yet.
+func newNode(t *testing.T, conflist string) *world {
+	t.Helper()
+	w := &world{t: t, Lab: netlab.New(t, cniSubnet, cniSubnet6), conf: testkit.StateDir(t), plugins: containerd.Folder(t, "cni")}
+	require.NoError(t, os.WriteFile(filepath.Join(w.conf, "10-test.conflist"), []byte(strings.ReplaceAll(conflist, "DIR", w.conf)), 0o600))
+	return w
+}
+
+// serve starts the agent on the lab's node.
+func (w *world) serve(program, config string, env ...string) {
+	w.t.Helper()
+	w.Agent = node.Start(w.t, node.Options{
+		Program: w.Program(program), Env: env,
+		Config: fmt.Sprintf("network: {allowed: [none, bridge, cni], nameservers: [%s], bridge: {subnet: %s, subnet6: '%s'}, cni: {conf_dir: %s, bin_dirs: [%s]}}\n%s",
+			netlab.Web, subnet, subnet6, w.conf, w.plugins, config),
+	})
 }
 
 // bridged is a configuration of real plugins, with addresses of both families. DIR is a folder of the test's.
@@ -60,16 +70,22 @@ const bridged = `{"cniVersion": "1.0.0", "name": "lab", "plugins": [{
     "routes": [{"dst": "0.0.0.0/0"}, {"dst": "::/0"}]}
 }]}`
 
+// id is a new one for each session that there has been.
+func (w *world) id(runtime, mode string) string {
+	return fmt.Sprintf("s-%s-%s-%d", runtime, mode, w.made)
+}
+
 func (w *world) create(runtime, mode string) (*sandboxv1.Session, error) {
 	w.t.Helper()
+	w.made++
 	repo := testkit.Repo(w.t, 1234)
 	ctx, cancel := context.WithTimeout(context.Background(), node.Patience)
 	defer cancel()
-	id := fmt.Sprintf("s-%s-%s-%d", runtime, mode, os.Getpid())
-	return w.Client.CreateSession(ctx, &sandboxv1.CreateSessionRequest{
-		SessionId: id, Runtime: runtime, Network: &sandboxv1.Network{Mode: mode},
+	r, err := w.Client.Sessions.CreateSession(ctx, &sandboxv1.CreateSessionRequest{
+		SessionId: w.id(runtime, mode), Runtime: runtime, Network: &sandboxv1.Network{Mode: mode},
 		Workspace: &sandboxv1.Workspace{Repository: repo, Worktree: testkit.Worktree(w.t, 1234, repo, "topic")},
 	})
+	return r.GetSession(), err
 }
 
 func (w *world) session(runtime, mode string) *sandboxv1.Session {
