@@ -143,7 +143,7 @@ func nodesAddresses(rec *Record) ([]netip.Addr, error) {
 
 // tcp opens a canary, or takes what listens there for one.
 func (c *Canaries) tcp(at netip.AddrPort) error {
-	l, err := net.Listen("tcp", at.String())
+	l, err := net.Listen("tcp", at.String()) //nolint:forbidigo // for the moments of a proof, and it answers nobody
 	if errors.Is(err, unix.EADDRINUSE) {
 		// Somebody listens there, or on another address with this port.
 		if conn, err := net.DialTimeout("tcp", at.String(), trustedWait); err == nil {
@@ -191,7 +191,7 @@ func (c *Canaries) listen(t Target, conn net.Conn) {
 }
 
 func (c *Canaries) udp(at netip.AddrPort) error {
-	conn, err := net.ListenPacket("udp", at.String())
+	conn, err := net.ListenPacket("udp", at.String()) //nolint:forbidigo // as above
 	if errors.Is(err, unix.EADDRINUSE) || errors.Is(err, unix.EADDRNOTAVAIL) {
 		return nil // what listens there answers nobody whom it doesn't know; or the node has lost the address meanwhile
 	}

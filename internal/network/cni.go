@@ -81,7 +81,10 @@ func loadCNIFile(file string) (*libcni.NetworkConfigList, error) {
 	if err != nil {
 		return nil, err
 	}
-	return libcni.ConfListFromConf(conf)
+	if b, err = json.Marshal(map[string]any{"cniVersion": conf.Network.CNIVersion, "name": conf.Network.Name, "plugins": []json.RawMessage{b}}); err != nil {
+		return nil, err
+	}
+	return libcni.NetworkConfFromBytes(b)
 }
 
 // checkCNI wants a configuration, and each of its plugins to answer.

@@ -143,6 +143,17 @@ func TestWhatCantBeConnectedIsSaidAndLeavesNothing(t *testing.T) {
 	})
 }
 
+func TestAConfigurationOfOnePluginIsAListOfOne(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "10-one.conf")
+	require.NoError(t, os.WriteFile(file, []byte(`{"cniVersion": "0.4.0", "name": "one", "type": "bridge", "bridge": "br9"}`), 0o600))
+	list, err := loadCNIFile(file)
+	require.NoError(t, err)
+	require.Equal(t, "one", list.Name)
+	require.Equal(t, "0.4.0", list.CNIVersion)
+	require.Len(t, list.Plugins, 1)
+	require.Contains(t, string(list.Plugins[0].Bytes), `"bridge":"br9"`)
+}
+
 func TestRulesThatSomebodyElseHasChangedArePutBack(t *testing.T) {
 	l := newLab(t, false)
 	rec := l.connect("sb-one", Bridge)

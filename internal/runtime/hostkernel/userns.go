@@ -37,12 +37,6 @@ func OwnNamespaces(ids runtime.IDs, pid1 string, withNetwork bool) (user, networ
 	return user, network, nil
 }
 
-// OwnUserNamespace is OwnNamespaces without a network.
-func OwnUserNamespace(ids runtime.IDs, pid1 string) (*os.File, error) {
-	user, _, err := OwnNamespaces(ids, pid1, false)
-	return user, err
-}
-
 // NewNetwork makes a network namespace that the node's user namespace owns, for sandboxes that have none of their own.
 func NewNetwork() (*os.File, error) {
 	type made struct {
