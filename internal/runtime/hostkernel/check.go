@@ -36,8 +36,13 @@ func Check() error {
 var sysctls = []string{
 	"user.max_user_namespaces", "user.max_pid_namespaces", "user.max_mnt_namespaces", "user.max_net_namespaces",
 	"user.max_ipc_namespaces", "user.max_uts_namespaces", "user.max_cgroup_namespaces",
-	"kernel.unprivileged_userns_clone", "kernel.apparmor_restrict_unprivileged_userns",
+	"kernel.unprivileged_userns_clone", apparmorSwitch,
 }
+
+// apparmorSwitch is no verdict: AppArmor lets those through that have CAP_SYS_ADMIN in their user namespace, as the agent and
+// receiptd do, and those whose profile has the userns rule. It is a reason where a namespace was refused; that receiptd can make
+// one too is tried when the agent starts (package nodecheck).
+const apparmorSwitch = "kernel.apparmor_restrict_unprivileged_userns"
 
 func lookAtNode() (nodeFacts, error) {
 	f := nodeFacts{euid: os.Geteuid(), sysAdmin: hasSysAdmin(), sysctls: map[string]string{}}
@@ -97,9 +102,9 @@ func (f nodeFacts) verdict() error {
 	for _, name := range sysctls {
 		v, known := f.sysctls[name]
 		switch {
-		case name == "kernel.apparmor_restrict_unprivileged_userns":
-			if v == "1" {
-				miss("%s is 1, so receiptd can't make user namespaces for commands: sysctl -w %s=0, or give receiptd an AppArmor profile with the userns rule", name, name)
+		case name == apparmorSwitch:
+			if v == "1" && f.userns != nil {
+				miss("%s is 1, and a user namespace was refused: give the agent, receiptd and pid1 an AppArmor profile with the userns rule, or sysctl -w %s=0", name, name)
 			}
 		case name == "user.max_user_namespaces" && !known:
 			miss("there are no user namespaces: kernel option CONFIG_USER_NS")

@@ -182,7 +182,9 @@ func TestP14WhatANodeLacksIsNamedWithItsRemedy(t *testing.T) {
 		{"user namespaces switched off", func(f *nodeFacts) { f.sysctls["user.max_user_namespaces"] = "0" }, "sysctl -w user.max_user_namespaces"},
 		{"user namespaces not built in", func(f *nodeFacts) { delete(f.sysctls, "user.max_user_namespaces") }, "CONFIG_USER_NS"},
 		{"Debian's switch", func(f *nodeFacts) { f.sysctls["kernel.unprivileged_userns_clone"] = "0" }, "sysctl -w kernel.unprivileged_userns_clone=1"},
-		{"Ubuntu's switch", func(f *nodeFacts) { f.sysctls["kernel.apparmor_restrict_unprivileged_userns"] = "1" }, "kernel.apparmor_restrict_unprivileged_userns=0"},
+		{"Ubuntu's switch, where it refuses", func(f *nodeFacts) {
+			f.sysctls[apparmorSwitch], f.userns = "1", errors.New("permission denied")
+		}, "kernel.apparmor_restrict_unprivileged_userns=0"},
 		{"PID namespaces switched off", func(f *nodeFacts) { f.sysctls["user.max_pid_namespaces"] = "0" }, "sysctl -w user.max_pid_namespaces"},
 		{"no cgroups", func(f *nodeFacts) { f.hierarchies = nil }, "CONFIG_CGROUP_PIDS"},
 		{"an old kernel", func(f *nodeFacts) { f.mountAPI = errors.New("function not implemented") }, "Linux 5.12"},
@@ -196,6 +198,13 @@ func TestP14WhatANodeLacksIsNamedWithItsRemedy(t *testing.T) {
 			require.ErrorContains(t, err, c.says)
 		})
 	}
+}
+
+// TestUbuntusSwitchIsNoVerdict: stock Ubuntu 24.04 has it on, and lets the agent and receiptd through.
+func TestUbuntusSwitchIsNoVerdict(t *testing.T) {
+	f := goodNode()
+	f.sysctls[apparmorSwitch] = "1"
+	require.NoError(t, f.verdict())
 }
 
 func TestLimitsAreOnlyLoweredAndTheOomScoreOnlyRaised(t *testing.T) {
