@@ -61,14 +61,18 @@ func (d *description) times(c *sandboxv1.CommandConditions) {
 
 // network says where a command can connect to.
 func network(n *sandboxv1.Network) string {
-	switch {
-	case n.GetMode() == "" || n.GetMode() == "none":
+	const refused = "what is refused fails at once, and the result lists it"
+	switch mode := n.GetMode(); {
+	case mode == "" || mode == "none":
 		return "Network: none, not even the node's own; only what a command starts itself can be reached, on localhost, and only by itself. Downloads and package installations fail."
-	case len(n.GetAllow()) == 0:
-		return fmt.Sprintf("Network: %s, and no destination is allowed: every connection is refused.", n.GetMode())
-	default:
-		return fmt.Sprintf("Network: %s, only to %s; everything else is refused, and the result lists what was.", n.GetMode(), strings.Join(n.GetAllow(), ", "))
+	case n.GetEgress() == "none":
+		return fmt.Sprintf("Network: %s, and no destination is allowed: every connection is refused.", mode)
+	case n.GetEgress() == "allowlist" && len(n.GetAllow()) > 0:
+		return fmt.Sprintf("Network: %s, only to %s; %s.", mode, strings.Join(n.GetAllow(), ", "), refused)
+	case n.GetEgress() == "allowlist":
+		return fmt.Sprintf("Network: %s, only to the destinations that this node's operator has listed, by name; %s.", mode, refused)
 	}
+	return fmt.Sprintf("Network: %s, to everything but the node itself, cloud metadata and management ports; %s.", n.GetMode(), refused)
 }
 
 func (d *description) files(s *sandboxv1.Session) {

@@ -44,9 +44,11 @@ func TestTheDescriptionFollowsTheRecord(t *testing.T) {
 		want   string
 	}{
 		"allowed hosts": {func(s *sandboxv1.Session) {
-			s.Network = &sandboxv1.Network{Mode: "bridge", Allow: []string{"a:443", "b"}}
+			s.Network = &sandboxv1.Network{Mode: "bridge", Egress: "allowlist", Allow: []string{"a:443", "b"}}
 		}, "Network: bridge, only to a:443, b;"},
-		"no allowed host": {func(s *sandboxv1.Session) { s.Network = &sandboxv1.Network{Mode: "cni"} }, "Network: cni, and no destination is allowed"},
+		"the node's list": {func(s *sandboxv1.Session) { s.Network = &sandboxv1.Network{Mode: "cni", Egress: "allowlist"} }, "Network: cni, only to the destinations that this node's operator has listed"},
+		"no allowed host": {func(s *sandboxv1.Session) { s.Network = &sandboxv1.Network{Mode: "cni", Egress: "none"} }, "Network: cni, and no destination is allowed"},
+		"an open network": {func(s *sandboxv1.Session) { s.Network = &sandboxv1.Network{Mode: "cni", Egress: "open"} }, "Network: cni, to everything but the node itself"},
 		"hooks":           {func(s *sandboxv1.Session) { s.Conditions.Hooks = true }, "hooks run"},
 		"shared layout":   {func(s *sandboxv1.Session) { s.Workspace.GitLayout = "shared" }, "go to the repository at once"},
 		"caches": {func(s *sandboxv1.Session) {
