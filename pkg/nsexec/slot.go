@@ -54,7 +54,7 @@ func (s *Slot) awaitEmpty() {
 		return
 	}
 	for pause := firstLook; s.Empty() != "empty"; pause = min(2*pause, lastLook) {
-		time.Sleep(pause)
+		<-time.After(pause) // nothing tells of it
 	}
 }
 
