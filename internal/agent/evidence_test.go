@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+	"google.golang.org/protobuf/proto"
 
 	sandboxv1 "github.com/sandbox-agent/sandbox-agent/api/sandbox/v1"
 	"github.com/sandbox-agent/sandbox-agent/internal/runtime"
@@ -144,4 +145,20 @@ func TestDeletingEndsWhatRunsAndWhatWaitsNeverRuns(t *testing.T) {
 	require.Equal(t, sandboxv1.ExecResult_CANCELLED, (<-running).GetStatus())
 	require.ErrorIs(t, <-waiting, ErrNotFound)
 	require.NoFileExists(t, filepath.Join(s.GetWorkspace().GetWorktree(), "never"))
+}
+
+func TestDeletingASessionThatIsBeingDeletedAnswersTheSame(t *testing.T) {
+	n := newNode(t)
+	n.session("twice")
+	found, err := n.agent.find("twice")
+	require.NoError(t, err)
+	first, err := n.agent.DeleteSession(n.ctx(), &sandboxv1.DeleteSessionRequest{SessionId: "twice"})
+	require.NoError(t, err)
+	require.True(t, first.GetComplete())
+	// Whoever had found the session before the first deletion was over waited for its goroutine, and has its turn now.
+	second, err := found.delete(n.ctx(), 0)
+	require.NoError(t, err)
+	require.True(t, proto.Equal(first, second), "%v\n%v", first, second)
+	_, err = n.agent.DeleteSession(n.ctx(), &sandboxv1.DeleteSessionRequest{SessionId: "twice"})
+	require.ErrorIs(t, err, ErrNotFound, "afterwards there is none")
 }

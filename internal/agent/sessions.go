@@ -459,13 +459,18 @@ func (s *session) retire(ctx context.Context, check func() error, why, because s
 }
 
 // DeleteSession stops the sandbox with evidence and forgets the session and its exec records. The worktree, what the agent
-// keeps for it, the receipts and the keys stay on disk; the id is never used again.
+// keeps for it, the receipts and the keys stay on disk; the id is never used again. A call during another one waits for that, and
+// answers the same.
 func (a *Agent) DeleteSession(ctx context.Context, r *sandboxv1.DeleteSessionRequest) (*sandboxv1.Evidence, error) {
 	s, err := a.find(r.GetSessionId())
 	if err != nil {
 		return nil, err
 	}
-	check := func() error { return s.checkFence(r.GetOwnerEpoch(), 0) }
+	return s.delete(ctx, r.GetOwnerEpoch())
+}
+
+func (s *session) delete(ctx context.Context, epoch uint64) (*sandboxv1.Evidence, error) {
+	check := func() error { return s.checkFence(epoch, 0) }
 	evidence, err := s.retire(ctx, check, "The session is deleted.", "the session was deleted", s.bury)
 	if err != nil {
 		return nil, err
@@ -474,10 +479,12 @@ func (a *Agent) DeleteSession(ctx context.Context, r *sandboxv1.DeleteSessionReq
 }
 
 // bury forgets the session, leaves its tombstone, and clears its exec records away; should the agent die between the
-// two, the next start clears them.
+// two, the next start clears them. It may be asked again by who had found the session before it was forgotten.
 func (s *session) bury() error {
-	if err := s.forget("", journal.Set(tombKey(s.id), encode(tombRecord{DeletedAt: time.Now().UTC()}))); err != nil {
-		return err
+	if s.state() != Deleted {
+		if err := s.forget("", journal.Set(tombKey(s.id), encode(tombRecord{DeletedAt: time.Now().UTC()}))); err != nil {
+			return err
+		}
 	}
 	err := s.agent.clearExecs(s.id)
 	point("delete.cleared")
