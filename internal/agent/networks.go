@@ -132,9 +132,10 @@ func (a *Agent) networkChecks(ctx context.Context) []*sandboxv1.NodeCheck {
 		if mode == config.NoNetwork {
 			continue
 		}
-		c := &sandboxv1.NodeCheck{Feature: "network " + mode, Outcome: sandboxv1.CheckOutcome_CHECK_YES, Purpose: "connects sandboxes, and keeps them from the node's listeners"}
+		c := &sandboxv1.NodeCheck{Feature: "network " + mode, Outcome: sandboxv1.CheckOutcome_CHECK_YES, Verdict: sandboxv1.CheckVerdict_CHECK_OK, Purpose: "connects sandboxes, and keeps them from the node's listeners"}
+		c.Detail = c.GetPurpose()
 		if err := a.networks.Check(ctx, network.Mode(mode)); err != nil {
-			c.Outcome, c.Remedy = sandboxv1.CheckOutcome_CHECK_NO, err.Error()
+			c.Outcome, c.Verdict, c.Remedy = sandboxv1.CheckOutcome_CHECK_NO, sandboxv1.CheckVerdict_CHECK_MISSING, err.Error()
 		}
 		out = append(out, c)
 	}

@@ -323,6 +323,9 @@ func (a *Agent) CheckNode(ctx context.Context, r *sandboxv1.CheckNodeRequest) (*
 			nodecheck.Add(resp, checkOf(r))
 		}
 	}
+	for _, c := range a.networkChecks(ctx) {
+		nodecheck.Add(resp, c)
+	}
 	return resp, nil
 }
 
