@@ -43,7 +43,7 @@ type session struct {
 	live    map[string]*execution // queued and running ones, by exec id
 	running *execution
 	usage   *networkUse // of the running exec; nil without a network
-	active  bool // the goroutine runs
+	active  bool        // the goroutine runs
 	deleted bool
 	sandbox *attached // nil when there is none, or none is attached
 	grants  *grantSet // nil when there are none, or their contents are lost
