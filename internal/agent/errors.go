@@ -28,6 +28,9 @@ var (
 // errAbandoned ends an exec's goroutine at the agent's own shutdown: the intent stays open for the next start.
 var errAbandoned = errors.New("the agent is shutting down: ask again with the same exec_id")
 
+// errNoBoundary: a receipt verifies, and does not show that nothing of its command is left (P3).
+var errNoBoundary = errors.New("no proof of the command's end")
+
 // errUnrecorded: the journal refused an intent, so the command was not handed over.
 var errUnrecorded = errors.New("recording the intent")
 

@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 
 	receiptdv1 "github.com/sandbox-agent/sandbox-agent/api/receiptd/v1"
 	"github.com/sandbox-agent/sandbox-agent/internal/agent/journal"
@@ -17,7 +18,8 @@ import (
 
 // readProven reads an exec's receipt from the receipts folder, never from what anyone said of it, and checks it
 // against the intent (P2): signature, nonce, exec id, session, sandbox, generation, request digest, kept output; and that
-// its sandbox was made of what the agent knows that it was made of.
+// its sandbox was made of what the agent knows that it was made of; and that nothing of it can still send, unless its runtime
+// had conceded that (P3).
 // wantSHA, if not empty, is what receiptd said that the envelope's SHA-256 is. An error that wraps
 // receipt.ErrNotFound: there is no receipt; every other error: there is one that must not be believed.
 func readProven(dir string, in *intentRecord, known *keyRecord, wantSHA string) (*proven, error) {
@@ -45,6 +47,9 @@ func readProven(dir string, in *intentRecord, known *keyRecord, wantSHA string) 
 	if want := signedProvenance(known.Provenance); p.Provenance != want {
 		return nil, fmt.Errorf("%w: the receipt of exec %s names a sandbox made of %+v, not %+v", verify.ErrMismatch, in.ExecID, p.Provenance, want)
 	}
+	if p.Boundary.SocketsLeft == receipt.SocketsUnknown && !known.ConcedesSockets {
+		return nil, fmt.Errorf("%w: the receipt of exec %s does not know how many sockets the command left, and its runtime does not concede that", errNoBoundary, in.ExecID)
+	}
 	out := &proven{envelope: envelope, predicate: p}
 	if out.stdout, err = receipt.ReadKept(dir, &p, receipt.Stdout); err != nil {
 		return nil, bad(err)
@@ -67,7 +72,14 @@ func (s *session) keyOf(sandboxID string) (*keyRecord, error) {
 }
 
 func (s *sandboxRecord) key(session string) *keyRecord {
-	return &keyRecord{Session: session, Generation: s.Generation, PublicKey: s.PublicKey, Provenance: s.Identity.Provenance}
+	return &keyRecord{
+		Session: session, Generation: s.Generation, PublicKey: s.PublicKey, Provenance: s.Identity.Provenance,
+		ConcedesSockets: concedesSockets(s.Concessions),
+	}
+}
+
+func concedesSockets(all []runtime.Concession) bool {
+	return slices.ContainsFunc(all, func(c runtime.Concession) bool { return c.Promise == "P3" && c.What == runtime.ConcedesSockets })
 }
 
 // signedProvenance is a provenance as receipts have it.

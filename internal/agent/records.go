@@ -152,6 +152,8 @@ type keyRecord struct {
 	PublicKey  []byte `json:"publicKey"`
 	// Provenance is what its receipts have to say.
 	Provenance runtime.Provenance `json:"provenance,omitzero"`
+	// ConcedesSockets: its runtime had declared that the sockets which its commands leave can't be counted (P3).
+	ConcedesSockets bool `json:"concedesSockets,omitempty"`
 	// Evidence is set once the sandbox was seen to be gone.
 	Evidence *runtime.Evidence `json:"evidence,omitempty"`
 }

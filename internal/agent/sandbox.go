@@ -344,6 +344,7 @@ func (s *session) learnKey(rec *sandboxRecord, resp *receiptdv1.InitResponse) ([
 	s.mu.Unlock()
 	return []journal.Op{journal.Set(sandboxKey(rec.ID), encode(keyRecord{
 		Session: s.id, Generation: rec.Generation, PublicKey: key, Provenance: rec.Identity.Provenance,
+		ConcedesSockets: concedesSockets(rec.Concessions),
 	}))}, nil
 }
 

@@ -64,6 +64,10 @@ type Concession struct {
 	Why string `json:"why"`
 }
 
+// ConcedesSockets is what of P3 a runtime concedes under which nobody can count or destroy the sockets that a command leaves. Without
+// it a receipt that does not know their number is no proof.
+const ConcedesSockets = "no socket of a command sends after its end"
+
 // IDs are the ids of one sandbox. Inside, receiptd is 0, pid1 is Pid1UID and commands are CommandUID.
 type IDs struct {
 	// HostBase is the first of Size host uids (and gids) that belong to this sandbox alone.

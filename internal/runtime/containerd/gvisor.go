@@ -36,7 +36,7 @@ func completeForGVisor(_ *Runtime, oci *specs.Spec, in input) error {
 const gvisorsOwn = 256 << 20
 
 // limitGVisor holds the whole sandbox to a command's limits, and what runsc takes itself: on the node no cgroup has a command
-// alone. The number of processes is receiptd's to limit, inside: on the node there are threads of runsc's, which it can't
+// alone. Nothing of it goes to swap where cgroups count that: its grants are in its memory. The number of processes is receiptd's to limit, inside: on the node there are threads of runsc's, which it can't
 // do without.
 func limitGVisor(oci *specs.Spec, r runtime.Resources) {
 	oci.Process.Args = append(oci.Process.Args, "--own-cgroups", fmt.Sprintf("--pids=%d", r.Pids))
@@ -64,7 +64,7 @@ func dropInodeLimits(oci *specs.Spec) {
 // gvisorConcedes is what can't hold under gVisor: what a sandbox's proof shows there, and what commands have shown.
 var gvisorConcedes = []runtime.Concession{
 	{
-		Promise: "P3", What: "no socket of a command sends after its end",
+		Promise: "P3", What: runtime.ConcedesSockets,
 		Why: "gVisor's network stack still delivers what a closed TCP connection holds, and has no call to count or destroy such connections. " +
 			"Without a network (network.default none) that reaches nobody but the sandbox itself; where it matters, retire the sandbox after the command.",
 	},
@@ -75,8 +75,9 @@ var gvisorConcedes = []runtime.Concession{
 	},
 	{
 		Promise: "P16", What: "a command that reaches its memory limit ends alone",
-		Why: "no limit of memory holds inside gVisor: the limit, and 256 MiB for gVisor itself, is the sandbox's on the node. Beyond it the node's kernel ends the " +
-			"sandbox: the command is UNCERTAIN, with evidence, and the next one gets a new sandbox.",
+		Why: "no limit of memory holds inside gVisor: the limit, and 256 MiB for gVisor itself, is the sandbox's on the node. Beyond it the node's kernel may end the " +
+			"sandbox: the command is UNCERTAIN then, with evidence, and the next one gets a new sandbox. It may also be the command alone that ends: SIGNALED, and its " +
+			"receipt does not say that it was for memory.",
 	},
 	{
 		Promise: "P16", What: "the files of /tmp, HOME and /dev/shm are bounded in number",
