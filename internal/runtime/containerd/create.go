@@ -202,17 +202,17 @@ func (r *Runtime) createHeld(ctx context.Context, st *hostkernel.Start, oci *spe
 // record keeps the identity of the container's init, which waits.
 func (r *Runtime) record(ctx context.Context, st *hostkernel.Start, pid int, view *receiptdv1.View) error {
 	if g := r.kind().guest; g != nil && g.found != nil {
-		pid, err := g.found(ctx, r, st)
+		pid, start, err := g.found(ctx, r, st)
 		if err != nil {
 			return err
 		}
-		return r.keeper.Found(st, pid, view)
+		return r.keeper.Found(st, pid, start, view)
 	}
 	if !slices.Contains(hostkernel.Tree{Dirs: st.Record.Identity.Cgroups}.Pids(), pid) {
 		return fmt.Errorf("%w: containerd says that the container's init is process %d, which is not in its cgroup as this agent sees it: "+
 			"run the agent in the node's PID namespace and with its cgroup file systems (hostPID)", runtime.ErrUnavailable, pid)
 	}
-	return r.keeper.Found(st, pid, view)
+	return r.keeper.Found(st, pid, 0, view)
 }
 
 // launch completes the container and starts its init, which then is receiptd.

@@ -30,7 +30,7 @@ type guest struct {
 	change func(r *Runtime, oci *specs.Spec, in input) error
 	// found, unless nil, is which process of the node ends with the guest, where a task's pid doesn't tell; it completes the
 	// record.
-	found func(ctx context.Context, r *Runtime, st *hostkernel.Start) (pid int, err error)
+	found func(ctx context.Context, r *Runtime, st *hostkernel.Start) (pid int, startTime uint64, err error)
 }
 
 // runGuest starts a sandbox with a kernel of its own. Nothing can be attached to it from the node: every mount is in its

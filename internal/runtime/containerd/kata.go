@@ -243,29 +243,32 @@ func limitGuest(to *specs.LinuxResources, r runtime.Resources) {
 
 // findVM finds and records everything of the virtual machine on the node, and answers with the process whose end is the guest's. A
 // task's pid is of no use: the Rust shim gives its own.
-func findVM(ctx context.Context, r *Runtime, st *hostkernel.Start) (int, error) {
+func findVM(ctx context.Context, r *Runtime, st *hostkernel.Start) (pid int, startTime uint64, err error) {
 	id := st.Spec.SandboxID
 	shim, err := kata.NewShim(id, r.opts.Kata.RunDirs...)
 	if err != nil {
-		return 0, err
+		return 0, 0, err
 	}
-	pid, err := shim.Pid(ctx)
+	shimPid, err := shim.Pid(ctx)
 	if err != nil {
-		return 0, err
+		return 0, 0, err
 	}
-	vm, err := kata.FindVM(kata.Lookup{SandboxID: id, ShimPid: pid, Config: r.judged.Load().config, Cgroups: st.Record.Identity.Cgroups})
+	vm, err := kata.FindVM(kata.Lookup{SandboxID: id, ShimPid: shimPid, Config: r.judged.Load().config, Cgroups: st.Record.Identity.Cgroups})
 	if err != nil {
-		return 0, fmt.Errorf("%w: run the agent in the node's PID namespace (hostPID)", err)
+		return 0, 0, fmt.Errorf("%w: run the agent in the node's PID namespace (hostPID)", err)
 	}
 	if st.Record.VM, err = json.Marshal(vm); err != nil {
-		return 0, fmt.Errorf("recording the virtual machine: %w", err)
+		return 0, 0, fmt.Errorf("recording the virtual machine: %w", err)
 	}
-	for _, p := range vm.Processes {
-		if p.Role == kata.RoleVMM {
-			return p.Pid, nil
+	// Without one the VMM is threads of the shim.
+	for _, role := range []kata.Role{kata.RoleVMM, kata.RoleShim} {
+		for _, p := range vm.Processes {
+			if p.Role == role {
+				return p.Pid, p.StartTime, nil
+			}
 		}
 	}
-	return pid, nil // the VMM is threads of the shim
+	return 0, 0, fmt.Errorf("sandbox %s: %w: neither it nor its shim was found", id, kata.ErrNoVMM)
 }
 
 // shimTime is how long a shim whose task is deleted is given to end with all that it started.

@@ -347,7 +347,7 @@ func (r *Runtime) adopt(process *libcontainer.Process, st *hostkernel.Start, vie
 	if err != nil {
 		return Sandbox{}, fmt.Errorf("finding receiptd: %w", err)
 	}
-	if err := r.keeper.Found(st, pid, view); err != nil {
+	if err := r.keeper.Found(st, pid, 0, view); err != nil {
 		return Sandbox{}, err
 	}
 	held, err := r.keeper.Hold(st.Record, view, func() { _, _ = process.Wait() })

@@ -108,12 +108,16 @@ func (k *Keeper) announced(spec runtime.Spec, start func(*Start) error) error {
 	return start(st)
 }
 
-// Found records the container's init. The caller knows that pid can't have been taken by another process yet.
-func (k *Keeper) Found(st *Start, pid int, view *receiptdv1.View) error {
+// Found records the container's init. known is its start time (field 22 of /proc/PID/stat); 0: the caller knows that pid can't
+// have been taken by another process yet.
+func (k *Keeper) Found(st *Start, pid int, known uint64, view *receiptdv1.View) error {
 	id := &st.Record.Identity
 	start, _, err := ProcStat(pid)
 	if err != nil {
 		return fmt.Errorf("finding the container's init: %w", err)
+	}
+	if known != 0 && known != start {
+		return fmt.Errorf("finding the container's init: process %d has ended, and another one has its number", pid)
 	}
 	id.Pid, id.StartTime, id.StartedAt = pid, start, time.Now().UTC()
 	if st.Record.View, err = protojson.Marshal(view); err != nil {
