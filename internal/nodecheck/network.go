@@ -79,8 +79,12 @@ func tryNftables() Fact {
 		defer func() { _ = c.CloseLasting() }()
 		var failed, names []string
 		var cause error
+		broken := map[*nftables.Table]bool{}
 		for _, r := range ruleKinds {
 			names = append(names, r.name)
+			if broken[r.table] {
+				continue // nothing else can be had there then
+			}
 			err := r.make(c)
 			if err == nil {
 				err = c.Flush()
@@ -89,9 +93,7 @@ func tryNftables() Fact {
 				failed = append(failed, fmt.Sprintf("%s: %v", r.name, err))
 				cause = errors.Join(cause, err)
 			}
-			if r.name == "tables" && cause != nil {
-				break // nothing else can be had then
-			}
+			broken[r.table] = broken[r.table] || r.first && err != nil
 		}
 		if cause != nil {
 			f := no(cause)
@@ -105,38 +107,55 @@ func tryNftables() Fact {
 var (
 	probeTable = &nftables.Table{Name: "nodecheck", Family: nftables.TableFamilyINet}
 	probeChain = &nftables.Chain{Name: "output", Table: probeTable, Type: nftables.ChainTypeFilter, Hooknum: nftables.ChainHookOutput, Priority: nftables.ChainPriorityFilter}
-	probeNAT   = &nftables.Chain{Name: "nat", Table: probeTable, Type: nftables.ChainTypeNAT, Hooknum: nftables.ChainHookPostrouting, Priority: nftables.ChainPriorityNATSource}
+	// What a sandbox sends is judged at the ingress of the node's side of its interface; a fresh network namespace has lo.
+	probeIngressTable = &nftables.Table{Name: "nodecheck", Family: nftables.TableFamilyNetdev}
+	probeIngress      = &nftables.Chain{
+		Name: "ingress", Table: probeIngressTable, Type: nftables.ChainTypeFilter, Hooknum: nftables.ChainHookIngress, Priority: nftables.ChainPriorityRef(-500), Device: "lo",
+	}
+	probeNAT = &nftables.Chain{Name: "nat", Table: probeTable, Type: nftables.ChainTypeNAT, Hooknum: nftables.ChainHookPostrouting, Priority: nftables.ChainPriorityNATSource}
 )
 
+// ruleKinds are what rules are made of. What is first in its table is what all else there stands on.
 var ruleKinds = []struct {
-	name string
-	make func(c *nftables.Conn) error
+	name  string
+	table *nftables.Table
+	first bool
+	make  func(c *nftables.Conn) error
 }{
-	{"tables", func(c *nftables.Conn) error { c.AddTable(probeTable); return nil }},
-	{"chains", func(c *nftables.Conn) error { c.AddChain(probeChain); return nil }},
-	{"skuid", func(c *nftables.Conn) error {
+	{"tables", probeTable, true, func(c *nftables.Conn) error { c.AddTable(probeTable); return nil }},
+	{"chains", probeTable, true, func(c *nftables.Conn) error { c.AddChain(probeChain); return nil }},
+	{"skuid", probeTable, false, func(c *nftables.Conn) error {
 		return addRule(c, probeChain, &expr.Meta{Key: expr.MetaKeySKUID, Register: 1},
 			&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: binaryutil.NativeEndian.PutUint32(probeID)}, &expr.Verdict{Kind: expr.VerdictDrop})
 	}},
-	{"sets with timeouts", func(c *nftables.Conn) error {
+	{"sets with timeouts", probeTable, false, func(c *nftables.Conn) error {
 		set := &nftables.Set{Table: probeTable, Name: "addresses", KeyType: nftables.TypeIPAddr, HasTimeout: true, Timeout: time.Minute}
 		return c.AddSet(set, []nftables.SetElement{{Key: []byte{192, 0, 2, 1}, Timeout: time.Minute}})
 	}},
-	{"fib", func(c *nftables.Conn) error {
+	{"fib", probeTable, false, func(c *nftables.Conn) error {
 		return addRule(c, probeChain, &expr.Fib{Register: 1, FlagDADDR: true, ResultADDRTYPE: true},
 			&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: binaryutil.NativeEndian.PutUint32(unix.RTN_LOCAL)}, &expr.Verdict{Kind: expr.VerdictDrop})
 	}},
-	{"ct", func(c *nftables.Conn) error {
+	{"ct", probeTable, false, func(c *nftables.Conn) error {
 		return addRule(c, probeChain, &expr.Ct{Register: 1, Key: expr.CtKeySTATE},
 			&expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: binaryutil.NativeEndian.PutUint32(0)}, &expr.Verdict{Kind: expr.VerdictAccept})
 	}},
-	{"nat", func(c *nftables.Conn) error {
+	{"nat", probeTable, false, func(c *nftables.Conn) error {
 		c.AddChain(probeNAT)
 		return addRule(c, probeNAT, &expr.Masq{})
+	}},
+	{"tables of interfaces", probeIngressTable, true, func(c *nftables.Conn) error { c.AddTable(probeIngressTable); return nil }},
+	{"chains at ingress", probeIngressTable, true, func(c *nftables.Conn) error { c.AddChain(probeIngress); return nil }},
+	{"fib at ingress", probeIngressTable, false, func(c *nftables.Conn) error {
+		return addRule(c, probeIngress, &expr.Fib{Register: 1, FlagDADDR: true, ResultADDRTYPE: true},
+			&expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: binaryutil.NativeEndian.PutUint32(unix.RTN_UNICAST)}, &expr.Verdict{Kind: expr.VerdictDrop})
+	}},
+	{"reject at ingress", probeIngressTable, false, func(c *nftables.Conn) error {
+		return addRule(c, probeIngress, &expr.Reject{Type: unix.NFT_REJECT_ICMPX_UNREACH, Code: unix.NFT_REJECT_ICMPX_ADMIN_PROHIBITED})
 	}},
 }
 
 func addRule(c *nftables.Conn, chain *nftables.Chain, exprs ...expr.Any) error {
-	c.AddRule(&nftables.Rule{Table: probeTable, Chain: chain, Exprs: exprs})
+	c.AddRule(&nftables.Rule{Table: chain.Table, Chain: chain, Exprs: exprs})
 	return nil
 }

@@ -239,6 +239,23 @@ func TestEachProbeSaysNoWhereTheThingIsTakenAwayAndYesWhereItIsNot(t *testing.T)
 	}
 }
 
+// TestRulesAtAnInterfacesIngressAreTriedToo: what works in a table of IP alone does not keep a sandbox from the node.
+func TestRulesAtAnInterfacesIngressAreTriedToo(t *testing.T) {
+	testkit.Need(t, testkit.Root)
+	f := tryNftables()
+	if f.Answer == No {
+		t.Skipf("this machine has not all kinds of rules: %s", f.Detail)
+	}
+	require.Contains(t, f.Detail, "fib at ingress, reject at ingress work")
+	is := probeIngress.Device
+	defer func() { probeIngress.Device = is }()
+	probeIngress.Device = strings.Repeat("x", unix.IFNAMSIZ) // Linux takes one that is not there, from 6.16 on
+	f = tryNftables()
+	require.Equal(t, No, f.Answer, "where an interface takes no rules")
+	require.Contains(t, f.Detail, "chains at ingress: ")
+	require.NotContains(t, f.Detail, ";", "and what stands on them is not blamed")
+}
+
 func TestARestrictionIsSeenAndItsRemedyNamed(t *testing.T) {
 	testkit.Need(t, testkit.Root, testkit.UserNamespaces)
 	n := needs(t, nil)

@@ -182,7 +182,7 @@ func special(id ID, fact Fact, n Node) string {
 	case SockDestroy:
 		return module(n.OS, "tcp_diag", "udp_diag") + "; kernel option CONFIG_INET_DIAG_DESTROY"
 	case Nftables:
-		return module(n.OS, "nf_tables", "nft_fib_inet", "nft_ct", "nft_masq")
+		return module(n.OS, "nf_tables", "nft_fib_inet", "nft_fib_netdev", "nft_reject_netdev", "nft_ct", "nft_masq")
 	case Overlay:
 		return module(n.OS, "overlay")
 	case Vsock:
