@@ -18,12 +18,13 @@ func TestARealContainerdAndItsRuntimesSayTheirVersions(t *testing.T) {
 	require.Equal(t, Yes, f.Answer, f)
 	require.Regexp(t, `version v?2\.`, f.Detail)
 
-	f = lookAtRunc(t.Context(), config.ContainerdRuntime{Binary: filepath.Join(containerd.Folder(t, "runc"), "runc")})
-	require.NotEqual(t, No, f.Answer, f)
+	f = lookAtShimmed(t.Context(), runcShimmed, config.ContainerdRuntime{Binary: filepath.Join(containerd.Folder(t, "runc"), "runc")}, d.Address)
+	require.Equal(t, Yes, f.Answer, f)
 	require.Contains(t, f.Detail, "runc version 1.")
-	f = lookAtGVisor(t.Context(), config.ContainerdRuntime{Binary: filepath.Join(containerd.Folder(t, "gvisor"), "runsc")})
-	require.NotEqual(t, No, f.Answer, f)
+	f = lookAtShimmed(t.Context(), gvisorShimmed, config.ContainerdRuntime{Binary: filepath.Join(containerd.Folder(t, "gvisor"), "runsc")}, d.Address)
 	require.Contains(t, f.Detail, "runsc version")
-	f = lookAtGVisor(t.Context(), config.ContainerdRuntime{Binary: filepath.Join(t.TempDir(), "runsc")})
+	f = lookAtShimmed(t.Context(), gvisorShimmed, config.ContainerdRuntime{Binary: filepath.Join(t.TempDir(), "runsc")}, d.Address)
 	require.Equal(t, No, f.Answer, "a program that is not there")
+	require.NotEmpty(t, daemonPATH(t.Context(), d.Address), "a containerd's PATH is known")
+	require.Empty(t, daemonPATH(t.Context(), d.Address+".none"))
 }

@@ -107,9 +107,43 @@ func TestKatasReportIsALineForEachItem(t *testing.T) {
 	seen := kataFacts(kata.Report{Items: []kata.Item{
 		{Name: "kvm", Answer: kata.No, Detail: "none", Remedy: "get one"},
 		{Name: "shim", Answer: kata.Yes, Detail: "here"}, {Name: "vhost", Answer: kata.Inconclusive, Detail: "who knows"},
-	}})
+	}}, false)
 	require.Equal(t, []Fact{{Answer: No, Detail: "none", Remedy: "get one"}}, seen[KVM])
 	require.Equal(t, []Fact{{Answer: Yes, Subject: "shim", Detail: "here"}, {Answer: Inconclusive, Subject: "vhost", Detail: "who knows"}}, seen[Kata])
+	absent := kata.Report{Items: []kata.Item{{Name: "shim", Answer: kata.No, Detail: "none", Remedy: "install it"}}}
+	require.Equal(t, No, kataFacts(absent, true)[Kata][0].Answer)
+	require.Equal(t, Inconclusive, kataFacts(absent, false)[Kata][0].Answer, "it may be in containerd's PATH")
+}
+
+func TestAShimmedProgramIsLookedForWhereContainerdLooks(t *testing.T) {
+	theirs, ours := t.TempDir(), t.TempDir()
+	t.Setenv("PATH", ours)
+	program := func(dir, name string) {
+		require.NoError(t, os.WriteFile(filepath.Join(dir, name), []byte("#!/bin/sh\necho "+name+" version 1\n"), 0o755))
+	}
+	look := func(binary, path string) Fact { return runcShimmed.look(t.Context(), binary, path) }
+
+	require.Equal(t, Inconclusive, look("", "").Answer, "what is not in this process's PATH may be in containerd's")
+	f := look("", theirs)
+	require.Equal(t, No, f.Answer, "what is not in containerd's PATH is not there")
+	require.Contains(t, f.Detail, "runc is not in containerd's PATH")
+
+	program(ours, "runc")
+	program(ours, runcShimmed.shim)
+	require.Equal(t, Yes, look("", "").Answer, look("", ""))
+	require.Equal(t, No, look("", theirs).Answer, "this process's PATH is not containerd's")
+
+	program(theirs, "runc")
+	f = look("", theirs)
+	require.Equal(t, No, f.Answer, "nor is there a shim")
+	require.Contains(t, f.Detail, "runc version 1; "+runcShimmed.shim)
+	program(theirs, runcShimmed.shim)
+	f = look("", theirs)
+	require.Equal(t, Yes, f.Answer, f)
+	require.Contains(t, f.Detail, filepath.Join(theirs, "runc"))
+
+	require.Equal(t, No, look(filepath.Join(t.TempDir(), "runc"), "").Answer, "what is configured is there or not")
+	require.Equal(t, Yes, look(filepath.Join(ours, "runc"), theirs).Answer)
 }
 
 func TestAProbeThatHangsIsInconclusiveAndIsNotStartedAgain(t *testing.T) {

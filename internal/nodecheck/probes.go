@@ -30,9 +30,13 @@ func probes(node Node, n Needs) []probe {
 		{ids: []ID{Landlock, CloneInto, IoUring, Vsock}, need: NeedNobody, look: one(func() map[ID][]Fact { return lookAtExtras(node) })},
 		{ids: []ID{StateSpace, Fsync}, need: NeedAgent, look: one(func() map[ID][]Fact { return lookAtDisk(n.StateDir, root) })},
 		{ids: []ID{Git}, need: NeedAgent, look: single(Git, lookAtGit)},
-		{ids: []ID{Runc}, need: NeedRunc, look: single(Runc, func(ctx context.Context) Fact { return lookAtRunc(ctx, n.Containerd.Runtimes.Runc) })},
-		{ids: []ID{GVisor}, need: NeedGVisor, look: single(GVisor, func(ctx context.Context) Fact { return lookAtGVisor(ctx, n.Containerd.Runtimes.Gvisor) })},
-		{ids: []ID{Kata, KVM}, need: NeedKata, look: lookAtKata},
+		{ids: []ID{Runc}, need: NeedRunc, look: single(Runc, func(ctx context.Context) Fact {
+			return lookAtShimmed(ctx, runcShimmed, n.Containerd.Runtimes.Runc, n.Containerd.Address)
+		})},
+		{ids: []ID{GVisor}, need: NeedGVisor, look: single(GVisor, func(ctx context.Context) Fact {
+			return lookAtShimmed(ctx, gvisorShimmed, n.Containerd.Runtimes.Gvisor, n.Containerd.Address)
+		})},
+		{ids: []ID{Kata, KVM}, need: NeedKata, look: func(ctx context.Context) map[ID][]Fact { return lookAtKata(ctx, n.Containerd) }},
 		{ids: []ID{ContainerdAPI}, need: NeedContainerd, look: single(ContainerdAPI, func(ctx context.Context) Fact { return askContainerd(ctx, n.Containerd) })},
 		{ids: []ID{CNI}, need: NeedCNI, look: single(CNI, func(context.Context) Fact { return lookAtCNI(n.CNI) })},
 	}

@@ -3,7 +3,6 @@ package nodecheck
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -17,6 +16,7 @@ import (
 	containerd "github.com/containerd/containerd/v2/client"
 
 	"github.com/sandbox-agent/sandbox-agent/internal/config"
+	daemon "github.com/sandbox-agent/sandbox-agent/internal/runtime/containerd"
 	"github.com/sandbox-agent/sandbox-agent/pkg/kata"
 )
 
@@ -61,32 +61,75 @@ func judgeGit(said string) Fact {
 	return yes("%s", said)
 }
 
-// lookAtRunc takes the program that the shim will start: the one that is configured, else what containerd finds in its own
-// PATH, of which this process's is the best guess.
-func lookAtRunc(ctx context.Context, c config.ContainerdRuntime) Fact {
-	return lookAtShimmed(ctx, c, "runc", "containerd-shim-runc-v2")
-}
+// shimmed is a runtime of containerd's: the program that its shim starts, and the shim. containerd finds the shim in its own PATH, and
+// the shim the program, unless that is configured.
+type shimmed struct{ program, shim string }
 
-func lookAtGVisor(ctx context.Context, c config.ContainerdRuntime) Fact {
-	return lookAtShimmed(ctx, c, "runsc", "containerd-shim-runsc-v1")
-}
+var (
+	runcShimmed   = shimmed{"runc", "containerd-shim-runc-v2"}
+	gvisorShimmed = shimmed{"runsc", "containerd-shim-runsc-v1"}
+)
 
-func lookAtShimmed(ctx context.Context, c config.ContainerdRuntime, program, shim string) Fact {
-	if c.Binary != "" {
-		program = c.Binary
+// look asks the program for its version. binary is its configured path, or empty. path is containerd's PATH; where it is empty
+// that is not known, and this process's is the best guess: what isn't there may be in containerd's.
+func (s shimmed) look(ctx context.Context, binary, path string) Fact {
+	known := path != ""
+	if !known {
+		path = os.Getenv("PATH")
+	}
+	program := binary
+	if program == "" {
+		program = inPATH(path, s.program)
+	}
+	if program == "" {
+		return absent(s.program, known)
 	}
 	said, err := run(ctx, program, "--version")
-	switch {
-	case err != nil && c.Binary == "" && errors.Is(err, exec.ErrNotFound):
-		return nof("there is no %s in PATH", program)
-	case err != nil:
+	if err != nil {
 		return no(err)
 	}
-	path, err := exec.LookPath(shim)
-	if err != nil {
-		return unsure("%s; %s is not in this process's PATH, and may be in containerd's", said, shim)
+	shim := inPATH(path, s.shim)
+	if shim == "" {
+		fact := absent(s.shim, known)
+		fact.Detail = said + "; " + fact.Detail
+		return fact
 	}
-	return yes("%s; %s", said, path)
+	return yes("%s; %s", said, shim)
+}
+
+func absent(program string, known bool) Fact {
+	if known {
+		return nof("%s is not in containerd's PATH", program)
+	}
+	return unsure("%s is not in this process's PATH, and may be in containerd's, which is not known here", program).
+		do("start containerd, and run the check where its process can be seen (as root, in its PID and mount namespaces)")
+}
+
+// inPATH is the first executable file of this name in the absolute folders of a PATH; empty: none.
+func inPATH(path, program string) string {
+	for _, dir := range filepath.SplitList(path) {
+		if !filepath.IsAbs(dir) {
+			continue
+		}
+		if found, err := exec.LookPath(filepath.Join(dir, program)); err == nil {
+			return found
+		}
+	}
+	return ""
+}
+
+// lookAtShimmed finds containerd's PATH first.
+func lookAtShimmed(ctx context.Context, s shimmed, c config.ContainerdRuntime, address string) Fact {
+	return s.look(ctx, c.Binary, daemonPATH(ctx, address))
+}
+
+// daemonPATH is containerd's PATH; empty where it is not known.
+func daemonPATH(ctx context.Context, address string) string {
+	path, err := daemon.DaemonPATH(ctx, address)
+	if err != nil {
+		return ""
+	}
+	return path
 }
 
 func askContainerd(ctx context.Context, c config.Containerd) Fact {
@@ -119,13 +162,21 @@ func judgeContainerd(address, version string) Fact {
 	return yes("%s: version %s", address, version)
 }
 
-func lookAtKata(ctx context.Context) map[ID][]Fact { return kataFacts(kata.Check(ctx, kata.Places{})) }
+// lookAtKata looks for the shim and the configuration that containerd would be given.
+func lookAtKata(ctx context.Context, c config.Containerd) map[ID][]Fact {
+	p := kata.Places{Handler: c.Runtimes.Kata.Handler, Config: c.Runtimes.Kata.Config, ContainerdPATH: daemonPATH(ctx, c.Address)}
+	return kataFacts(kata.Check(ctx, p), p.ContainerdPATH != "")
+}
 
-// kataFacts are one for KVM, and one for everything else that Kata needs.
-func kataFacts(r kata.Report) map[ID][]Fact {
+// kataFacts are one for KVM, and one for everything else that Kata needs. known says that the shim was looked for in containerd's PATH.
+func kataFacts(r kata.Report, known bool) map[ID][]Fact {
 	seen := map[ID][]Fact{}
 	for _, it := range r.Items {
 		fact := Fact{Answer: Answer(it.Answer), Detail: it.Detail, Remedy: it.Remedy}
+		if it.Name == "shim" && it.Answer == kata.No && !known {
+			fact.Answer = Inconclusive
+			fact.Detail += "; containerd's own PATH, in which one may be, is not known here"
+		}
 		if it.Name == "kvm" {
 			seen[KVM] = append(seen[KVM], fact)
 			continue

@@ -5,8 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"net"
-	"os"
 	"slices"
 	"strings"
 	"time"
@@ -14,7 +12,6 @@ import (
 	runtimeoptions "github.com/containerd/containerd/api/types/runtimeoptions/v1"
 	"github.com/containerd/typeurl/v2"
 	"github.com/opencontainers/runtime-spec/specs-go"
-	"golang.org/x/sys/unix"
 
 	"github.com/sandbox-agent/sandbox-agent/internal/runtime"
 	"github.com/sandbox-agent/sandbox-agent/internal/runtime/hostkernel"
@@ -89,46 +86,19 @@ func (r *Runtime) kataPlaces(ctx context.Context) (p kata.Places, containerd int
 	if err != nil {
 		return p, 0, err
 	}
-	for _, e := range environ {
-		if path, ok := strings.CutPrefix(e, "PATH="); ok && p.ContainerdPATH == "" {
-			p.ContainerdPATH = path
-		}
+	if p.ContainerdPATH == "" {
+		p.ContainerdPATH = pathIn(environ)
 	}
 	return p, containerd, nil
 }
 
-// containerdPid is the process that listens on containerd's socket, as the kernel tells it (unix(7), SO_PEERCRED).
+// containerdPid is containerd's process.
 func (r *Runtime) containerdPid(ctx context.Context) (int, error) {
-	var d net.Dialer
-	conn, err := d.DialContext(ctx, "unix", r.opts.Address)
-	if err != nil {
+	pid, err := daemonPid(ctx, r.opts.Address)
+	if errors.Is(err, errNoDaemon) {
 		return 0, r.failed("looking for containerd's process", err)
 	}
-	defer conn.Close()
-	raw, err := conn.(*net.UnixConn).SyscallConn()
-	if err != nil {
-		return 0, err
-	}
-	var cred *unix.Ucred
-	var credErr error
-	if err := raw.Control(func(fd uintptr) { cred, credErr = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) }); err != nil {
-		return 0, err
-	}
-	if credErr != nil {
-		return 0, fmt.Errorf("looking for containerd's process: %w", os.NewSyscallError("getsockopt", credErr))
-	}
-	if cred.Pid <= 0 {
-		return 0, errors.New("containerd's process is not in the agent's PID namespace: run the agent in the node's (hostPID)")
-	}
-	return int(cred.Pid), nil
-}
-
-func environOf(pid int) ([]string, error) {
-	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", pid))
-	if err != nil {
-		return nil, fmt.Errorf("reading containerd's environment: %w", err)
-	}
-	return strings.Split(string(b), "\x00"), nil
+	return pid, err
 }
 
 // checkKata says whether this node can host Kata's virtual machines, and if not everything that stands in the way.
