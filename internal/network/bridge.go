@@ -90,6 +90,9 @@ func (m *Manager) allocate(rec *Record) error {
 		m.last[p] = a
 		rec.Addresses = append(rec.Addresses, a)
 	}
+	if err := writeState(m.lastFile(), m.last); err != nil {
+		return err
+	}
 	rec.Nameservers = m.opts.Nameservers
 	if len(rec.Nameservers) == 0 {
 		rec.Nameservers = nodesNameservers(nodeResolvConf)

@@ -59,7 +59,7 @@ type Manager struct {
 	egress   *egressRules
 	// watcher hears what is refused, while Serve runs.
 	watcher atomic.Pointer[watcher]
-	// last is the address of each range that was given last.
+	// last is the address of each range that was given last, also by an earlier agent.
 	last map[netip.Prefix]netip.Addr
 }
 
@@ -81,12 +81,17 @@ func New(opts Options) (*Manager, error) {
 			return nil, fmt.Errorf("networks: making the state folder: %w", err)
 		}
 	}
+	if err := readState(m.lastFile(), &m.last); err != nil {
+		m.log.Warn("the addresses of sandboxes are given from the range's beginning again", "error", err)
+		m.last = map[netip.Prefix]netip.Addr{}
+	}
 	return m, nil
 }
 
 func (m *Manager) records() records      { return records(filepath.Join(m.opts.StateDir, "records")) }
 func (m *Manager) namespacesDir() string { return filepath.Join(m.opts.StateDir, "netns") }
 func (m *Manager) cacheDir() string      { return filepath.Join(m.opts.StateDir, "cni") }
+func (m *Manager) lastFile() string      { return filepath.Join(m.opts.StateDir, "last.json") }
 func (m *Manager) namespace(id string) string {
 	return filepath.Join(m.namespacesDir(), id)
 }
@@ -181,6 +186,10 @@ func (m *Manager) connect(ctx context.Context, id string, mode Mode, e Egress, n
 	if err := m.plug(ctx, rec); err != nil {
 		return nil, err
 	}
+	// Nothing runs in it yet, and the rules are in place: no connection that is known now is its own.
+	if err := forgetConnections(rec.Addresses); err != nil {
+		return nil, err
+	}
 	if err := m.nameserversOf(rec); err != nil {
 		return nil, err
 	}
@@ -226,6 +235,10 @@ func (m *Manager) remove(ctx context.Context, rec *Record) error {
 		}
 	}
 	crashpoint.At("network.unplugged")
+	// Should this fail it is done before the next one has the addresses.
+	if err := forgetConnections(rec.Addresses); err != nil {
+		m.log.Warn("the connections of a sandbox that is gone are still known to the kernel", "sandbox", rec.ID, "error", err)
+	}
 	if err := unbind(rec.Namespace); err != nil {
 		return err
 	}

@@ -58,16 +58,35 @@ type records string
 func (r records) path(id string) string { return filepath.Join(string(r), id+".json") }
 
 func (r records) write(rec *Record) error {
-	b, err := json.Marshal(rec)
+	if err := writeState(r.path(rec.ID), rec); err != nil {
+		return fmt.Errorf("writing the network record of sandbox %s: %w", rec.ID, err)
+	}
+	return nil
+}
+
+// writeState writes what is kept of all sandboxes, or of one.
+func writeState(path string, v any) error {
+	b, err := json.Marshal(v)
 	if err != nil {
-		return fmt.Errorf("writing the network record of sandbox %s: %w", rec.ID, err)
+		return fmt.Errorf("writing %s: %w", path, err)
 	}
-	path := r.path(rec.ID)
 	if err := os.WriteFile(path+unfinished, b, 0o600); err != nil {
-		return fmt.Errorf("writing the network record of sandbox %s: %w", rec.ID, err)
+		return err // names the file
 	}
-	if err := os.Rename(path+unfinished, path); err != nil {
-		return fmt.Errorf("writing the network record of sandbox %s: %w", rec.ID, err)
+	return os.Rename(path+unfinished, path)
+}
+
+// readState reads what writeState wrote, if anything.
+func readState(path string, v any) error {
+	b, err := os.ReadFile(path)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err // names the file
+	}
+	if err := json.Unmarshal(b, v); err != nil {
+		return fmt.Errorf("reading %s: %w", path, err)
 	}
 	return nil
 }
