@@ -135,7 +135,8 @@ func (a *Agent) networkChecks(ctx context.Context) []*sandboxv1.NodeCheck {
 		c := &sandboxv1.NodeCheck{Feature: "network " + mode, Outcome: sandboxv1.CheckOutcome_CHECK_YES, Verdict: sandboxv1.CheckVerdict_CHECK_OK, Purpose: "connects sandboxes, and keeps them from the node's listeners"}
 		c.Detail = c.GetPurpose()
 		if err := a.networks.Check(ctx, network.Mode(mode)); err != nil {
-			c.Outcome, c.Verdict, c.Remedy = sandboxv1.CheckOutcome_CHECK_NO, sandboxv1.CheckVerdict_CHECK_MISSING, err.Error()
+			c.Outcome, c.Verdict = sandboxv1.CheckOutcome_CHECK_NO, sandboxv1.CheckVerdict_CHECK_MISSING
+			c.Detail, c.Remedy = "it can't connect a sandbox now", err.Error()
 		}
 		out = append(out, c)
 	}
