@@ -242,6 +242,13 @@ func (r *egressRules) addHooks(c *nftables.Conn) error {
 	return nil
 }
 
+// emptyChain is a chain without rules, also where a change for another sandbox has made it already.
+func (r *egressRules) emptyChain(c *nftables.Conn, name string) *nftables.Chain {
+	chain := c.AddChain(&nftables.Chain{Table: r.table, Name: name})
+	c.FlushChain(chain)
+	return chain
+}
+
 func (r *egressRules) rule(c *nftables.Conn, chain *nftables.Chain, e ...expr.Any) {
 	c.AddRule(&nftables.Rule{Table: r.table, Chain: chain, Exprs: e})
 }
@@ -277,11 +284,11 @@ func (r *egressRules) addSandbox(c *nftables.Conn, g *governed) error {
 			return fmt.Errorf("making the set of destinations of sandbox %s: %w", id, err)
 		}
 	}
-	refuse := c.AddChain(&nftables.Chain{Table: r.table, Name: refuseChain(id)})
+	refuse := r.emptyChain(c, refuseChain(id))
 	r.addRefusal(c, refuse, id)
-	bounds := c.AddChain(&nftables.Chain{Table: r.table, Name: boundsChain(id)})
+	bounds := r.emptyChain(c, boundsChain(id))
 	r.addBounds(c, bounds, id, e)
-	out := c.AddChain(&nftables.Chain{Table: r.table, Name: outChain(id)})
+	out := r.emptyChain(c, outChain(id))
 	r.addOut(c, out, g)
 	for _, a := range g.rec.Addresses {
 		elements := map[string]string{fromSandbox: outChain(id)}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"net/netip"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -180,6 +181,23 @@ func TestRulesThatSomebodyElseHasChangedArePutBack(t *testing.T) {
 		require.True(t, ok, change)
 		require.Empty(t, look())
 	}
+}
+
+func TestARuleStandsOnceWhoeverAddsItFirst(t *testing.T) {
+	l := newEgressLab(t)
+	one := l.under("sb-one", Egress{Connections: 3})
+	rules := func() string {
+		out, err := exec.Command("nft", "--stateless", "list", "ruleset").CombinedOutput()
+		require.NoError(t, err, string(out))
+		return string(out)
+	}
+	before := rules()
+	// Another sandbox's end or a look has set the rules of all, also of one whose interface was recorded a moment ago.
+	require.NoError(t, l.guard(one))
+	require.Equal(t, before, rules())
+	ok, err := l.rules.intact([]*Record{one})
+	require.NoError(t, err)
+	require.True(t, ok)
 }
 
 func TestCanariesHearTheSandboxThatReachesThem(t *testing.T) {

@@ -217,6 +217,7 @@ func (r *rules) addSandbox(c *nftables.Conn, rec *Record) error {
 			Table: r.ingress, Name: chainOf(rec, l), Type: nftables.ChainTypeFilter, Hooknum: nftables.ChainHookIngress,
 			Priority: nftables.ChainPriorityRef(ingressPriority), Policy: &policy, Device: l.Name,
 		})
+		c.FlushChain(chain) // a change for another sandbox may have made it already
 		addRules(c, chain, untold(listeners.Source(rec.Addresses), ingressLayer))
 		c.AddRule(&nftables.Rule{Table: r.ingress, Chain: chain, Exprs: []expr.Any{&expr.Verdict{Kind: expr.VerdictJump, Chain: common}}})
 	}
