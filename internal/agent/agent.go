@@ -156,9 +156,7 @@ func (a *Agent) open() error {
 		a.watchers.Wait()
 		return errors.Join(err, j.Close())
 	}
-	if err := a.restoreNetworks(); err != nil {
-		a.log.Error("the rules of networks are not restored: commands of sandboxes with a network may reach the node", "error", err)
-	}
+	lapses := a.restoreNetworks()
 	a.serveNetworks()
 	if err := a.recover(); err != nil {
 		a.cancel()
@@ -168,7 +166,10 @@ func (a *Agent) open() error {
 	}
 	a.watchers.Go(a.keepRetention)
 	if a.networks != nil {
-		a.watchers.Go(func() { a.networks.Watch(a.ctx, a.markUnguarded) })
+		a.markUnguarded(lapses, "since an unknown moment while there was no agent")
+		a.watchers.Go(func() {
+			a.networks.Watch(a.ctx, func(l network.Lapses) { a.markUnguarded(l, "for at most some seconds before that") })
+		})
 	}
 	a.watchers.Go(a.keepTimes)
 	return nil

@@ -165,20 +165,37 @@ func networkError(err error) error {
 	return err
 }
 
-// restoreNetworks has the rules of sandboxes in place before anything runs in them for this agent.
-func (a *Agent) restoreNetworks() error {
+// restoreNetworks has the rules of sandboxes in place before anything runs in them for this agent. A sandbox that can't have
+// them is cut off. The sessions are not known yet: they are marked when they are.
+func (a *Agent) restoreNetworks() network.Lapses {
 	if a.networks == nil {
-		return nil
+		return network.Lapses{}
 	}
-	return a.networks.Restore()
+	found, err := a.networks.Restore()
+	if err != nil {
+		a.log.Error("the rules of networks are not all restored", "error", err)
+	}
+	return found
 }
 
-// unguarded begins the note of a session whose rules somebody else had changed.
-const unguarded = "The rules that keep its commands from the node's listeners were changed by another program"
+// unguarded begins the note of a session whose rules somebody else had changed, disconnected that of one whose rules can't be had.
+const (
+	unguarded = "The rules that keep its commands from the node's listeners were changed by another program"
+	disconnected   = "Its network was cut off"
+)
 
-// markUnguarded notes in the sessions of these sandboxes that their rules were not there for a moment.
-func (a *Agent) markUnguarded(sandboxes []string) {
-	note := fmt.Sprintf("%s, and put back at %s: for at most some seconds before that, they may have been reached.", unguarded, time.Now().UTC().Format(time.RFC3339))
+// markUnguarded notes in the sessions of these sandboxes that their rules were not there for this time.
+func (a *Agent) markUnguarded(found network.Lapses, during string) {
+	now := time.Now().UTC().Format(time.RFC3339)
+	a.note(found.Restored, unguarded, fmt.Sprintf("%s, and put back at %s: %s, they may have been reached.", unguarded, now, during))
+	a.note(found.CutOff, disconnected, fmt.Sprintf("%s at %s: the rules that keep its commands from the node's listeners could not be put back (the agent's log says why), and %s they may have been reached. Retire its sandbox for one with a network.", disconnected, now, during))
+}
+
+// note notes something in the sessions of these sandboxes, in the place of an earlier note that begins so.
+func (a *Agent) note(sandboxes []string, begins, note string) {
+	if len(sandboxes) == 0 {
+		return
+	}
 	a.mu.Lock()
 	sessions := a.all()
 	a.mu.Unlock()
@@ -188,7 +205,7 @@ func (a *Agent) markUnguarded(sandboxes []string) {
 		}
 		// At once, also beside a command that runs.
 		err := s.save(true, func(r *sessionRecord) {
-			kept := slices.DeleteFunc(slices.Clone(r.Notes), func(n string) bool { return strings.HasPrefix(n, unguarded) })
+			kept := slices.DeleteFunc(slices.Clone(r.Notes), func(n string) bool { return strings.HasPrefix(n, begins) })
 			r.Notes = append(kept, note)
 		})
 		if err != nil {

@@ -79,6 +79,13 @@ func (l *lab) configure(conf string) {
 	require.NoError(l.t, os.WriteFile(filepath.Join(l.conf, "10-lab.conflist"), []byte(conf), 0o600))
 }
 
+func (l *lab) restore() Lapses {
+	l.t.Helper()
+	found, err := l.Restore()
+	require.NoError(l.t, err)
+	return found
+}
+
 // connect connects a namespace as a sandbox's, until the test ends.
 func (l *lab) connect(id string, mode Mode) *Record {
 	l.t.Helper()
@@ -199,7 +206,7 @@ func TestP10NothingOfTheNodeIsReachedOverANetwork(t *testing.T) {
 			if mode == Bridge {
 				nft(t, "delete table inet lab2")
 			}
-			require.NoError(t, l.Restore())
+			l.restore()
 			for i, what := range l.try(rec, open) {
 				require.Equal(t, "reached x", what, "%s is open", open[i])
 			}

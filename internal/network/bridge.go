@@ -326,10 +326,7 @@ func delBridge(rec *Record) error {
 func (m *Manager) guard(rec *Record) error {
 	m.changing.Lock()
 	defer m.changing.Unlock()
-	if err := m.egress.add(rec, m.all); err != nil {
-		return err
-	}
-	if err := m.rules.add(rec); err == nil {
+	if m.egress.add(rec) == nil && m.rules.add(rec) == nil {
 		crashpoint.At("network.guarded")
 		return nil
 	}
@@ -338,9 +335,15 @@ func (m *Manager) guard(rec *Record) error {
 	if err != nil {
 		return err
 	}
-	all = append(slices.DeleteFunc(all, func(r *Record) bool { return r.ID == rec.ID }), rec)
-	if err := m.rules.set(all); err != nil {
+	others := slices.DeleteFunc(all, func(o *Record) bool { return o.ID == rec.ID })
+	running := connected(others)
+	ok, _ := m.rules.intact(running) // what can't be looked at may as well be gone
+	ok = ok && m.egress.intact(running)
+	if err := m.set(append(others, rec)); err != nil {
 		return err
+	}
+	if !ok {
+		m.lapsed = append(m.lapsed, idsOf(running)...)
 	}
 	crashpoint.At("network.guarded")
 	return nil

@@ -66,6 +66,8 @@ type egressRules struct {
 	table     *nftables.Table
 	group     uint16
 	resolvers []netip.Addr
+	// made is how many rules each chain was given by this process. Callers hold Manager.changing.
+	made map[string]int
 
 	mu        sync.Mutex
 	sandboxes map[string]*governed
@@ -76,6 +78,8 @@ type egressRules struct {
 type governed struct {
 	rec    *Record
 	policy *egress.Policy
+	// counted is the last reading of its counters, from which they go on when the table is made anew.
+	counted Traffic
 	// open are the destinations that are in the sandbox's sets, with the time until which they are.
 	open map[resolver.Destination]time.Time
 }
@@ -94,7 +98,7 @@ func newEgressRules(stateDir string, resolvers []netip.Addr) *egressRules {
 	return &egressRules{
 		table:     &nftables.Table{Name: fmt.Sprintf("sandbox-agent-egress-%x", sum[:4]), Family: nftables.TableFamilyINet},
 		group:     groupOf(stateDir),
-		resolvers: resolvers,
+		resolvers: resolvers, made: map[string]int{},
 		sandboxes: map[string]*governed{}, byAddress: map[netip.Addr]*governed{},
 	}
 }
@@ -185,19 +189,22 @@ func (r *egressRules) set(all []*Record) error {
 		return flushed(c)
 	}
 	c.AddTable(r.table)
+	clear(r.made)
 	if err := r.addHooks(c); err != nil {
 		return err
 	}
 	for _, rec := range all {
-		if err := r.addSandbox(c, r.track(rec)); err != nil {
+		g := r.track(rec)
+		_, _ = r.traffic(rec.ID) // the last reading, if there is anything left to be read
+		if err := r.addSandbox(c, g); err != nil {
 			return err
 		}
 	}
 	return flushed(c)
 }
 
-// add adds one sandbox, and makes the table anew where that can't be done: the first one, or somebody has taken it away.
-func (r *egressRules) add(rec *Record, others func() ([]*Record, error)) error {
+// add adds one sandbox to a table that is there.
+func (r *egressRules) add(rec *Record) error {
 	c, err := dialNFT()
 	if err != nil {
 		return err
@@ -205,14 +212,7 @@ func (r *egressRules) add(rec *Record, others func() ([]*Record, error)) error {
 	if err := r.addSandbox(c, r.track(rec)); err != nil {
 		return err
 	}
-	if c.Flush() == nil {
-		return nil
-	}
-	all, err := others()
-	if err != nil {
-		return err
-	}
-	return r.set(append(slices.DeleteFunc(all, func(o *Record) bool { return o.ID == rec.ID || len(o.Links) == 0 }), rec))
+	return flushed(c)
 }
 
 // addHooks adds what leads to the sandboxes' chains. What they send is looked at when its connection is known and before a
@@ -246,11 +246,13 @@ func (r *egressRules) addHooks(c *nftables.Conn) error {
 func (r *egressRules) emptyChain(c *nftables.Conn, name string) *nftables.Chain {
 	chain := c.AddChain(&nftables.Chain{Table: r.table, Name: name})
 	c.FlushChain(chain)
+	r.made[name] = 0
 	return chain
 }
 
 func (r *egressRules) rule(c *nftables.Conn, chain *nftables.Chain, e ...expr.Any) {
 	c.AddRule(&nftables.Rule{Table: r.table, Chain: chain, Exprs: e})
+	r.made[chain.Name]++
 }
 
 // byAddressOf goes where a map says for a packet's source or destination.
@@ -275,9 +277,12 @@ func (r *egressRules) addSandbox(c *nftables.Conn, g *governed) error {
 	if quota == 0 {
 		quota = noBound
 	}
-	c.AddObj(&nftables.QuotaObj{Table: r.table, Name: bytesObject(id), Bytes: quota, Over: true})
-	c.AddObj(&nftables.CounterObj{Table: r.table, Name: connsObject(id)})
-	c.AddObj(&nftables.CounterObj{Table: r.table, Name: refusals(id)})
+	r.mu.Lock()
+	counted := g.counted
+	r.mu.Unlock()
+	c.AddObj(&nftables.QuotaObj{Table: r.table, Name: bytesObject(id), Bytes: quota, Consumed: counted.BytesOut, Over: true})
+	c.AddObj(&nftables.CounterObj{Table: r.table, Name: connsObject(id), Packets: counted.Connections})
+	c.AddObj(&nftables.CounterObj{Table: r.table, Name: refusals(id), Packets: counted.Refused})
 	now := time.Now()
 	for _, four := range []bool{true, false} {
 		if err := c.AddSet(r.destinations(id, four), r.elementsOf(g, four, now)); err != nil {
@@ -532,6 +537,7 @@ func (r *egressRules) remove(rec *Record) error {
 	}
 	for _, name := range chains {
 		c.DelChain(&nftables.Chain{Table: r.table, Name: name})
+		delete(r.made, name)
 	}
 	for _, four := range []bool{true, false} {
 		c.DelSet(r.destinations(rec.ID, four))
@@ -571,32 +577,49 @@ func (r *egressRules) traffic(id string) (Traffic, error) {
 			*o.to = x.Packets
 		}
 	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if g := r.sandboxes[id]; g != nil {
+		g.counted = t
+	}
 	return t, nil
 }
 
-// intact says whether the table has the chains of these sandboxes, with as many rules as they were given.
+// intact says whether the table has the chains of these sandboxes, with as many rules as they were given, and leads to them.
+// What an earlier agent gave them is not known: they have any then.
 func (r *egressRules) intact(all []*Record) bool {
 	c, err := dialNFT()
 	if err != nil {
 		return false
 	}
+	chains := []string{sentHook, reachedHook, inbound}
 	for _, rec := range all {
-		for _, name := range []string{outChain(rec.ID), boundsChain(rec.ID), refuseChain(rec.ID)} {
-			found, err := c.GetRules(r.table, &nftables.Chain{Table: r.table, Name: name})
-			if err != nil || len(found) == 0 {
-				return false
-			}
+		chains = append(chains, outChain(rec.ID), boundsChain(rec.ID), refuseChain(rec.ID))
+		if !r.leadsTo(c, rec) {
+			return false
 		}
+	}
+	for _, name := range chains {
+		found, err := c.GetRules(r.table, &nftables.Chain{Table: r.table, Name: name})
+		if n, known := r.made[name]; err != nil || len(found) == 0 || known && len(found) != n {
+			return false
+		}
+	}
+	return true
+}
+
+// leadsTo says whether the maps have a sandbox's addresses.
+func (r *egressRules) leadsTo(c *nftables.Conn, rec *Record) bool {
+	names := []string{fromSandbox}
+	if rec.Egress.mode() != egress.Open {
+		names = append(names, toSandbox)
+	}
+	for _, name := range names {
 		for _, a := range rec.Addresses {
-			found, err := c.GetSetElements(r.chains(fromSandbox, a.Is4()))
+			found, err := c.GetSetElements(r.chains(name, a.Is4()))
 			if err != nil || !slices.ContainsFunc(found, func(e nftables.SetElement) bool { return slices.Equal(e.Key, a.AsSlice()) }) {
 				return false
 			}
-		}
-	}
-	for _, hook := range []string{sentHook, reachedHook} {
-		if found, err := c.GetRules(r.table, &nftables.Chain{Table: r.table, Name: hook}); err != nil || len(found) == 0 {
-			return false
 		}
 	}
 	return true

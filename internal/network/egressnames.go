@@ -217,7 +217,7 @@ func (m *Manager) nameserversOf(rec *Record) (err error) {
 
 // restoreEgress has the table as these sandboxes need it. One that is whole stays: its sets, counters and bounds are of use.
 func (m *Manager) restoreEgress(all []*Record) error {
-	all = slices.DeleteFunc(slices.Clone(all), func(rec *Record) bool { return len(rec.Links) == 0 })
+	all = plugged(all)
 	for _, rec := range all {
 		m.egress.track(rec)
 	}
@@ -225,4 +225,9 @@ func (m *Manager) restoreEgress(all []*Record) error {
 		return nil
 	}
 	return m.egress.set(all)
+}
+
+// plugged are those of which it is known what they have.
+func plugged(all []*Record) []*Record {
+	return slices.DeleteFunc(slices.Clone(all), func(rec *Record) bool { return len(rec.Links) == 0 })
 }

@@ -57,6 +57,8 @@ type Manager struct {
 	changing sync.Mutex
 	rules    *rules
 	egress   *egressRules
+	// lapsed are sandboxes whose rules were put back while another one's were set, and which Watch has not told of yet.
+	lapsed []string
 	// watcher hears what is refused, while Serve runs.
 	watcher atomic.Pointer[watcher]
 	// last is the address of each range that was given last, also by an earlier agent.
@@ -72,9 +74,12 @@ func New(opts Options) (*Manager, error) {
 		opts.Log = slog.New(slog.DiscardHandler)
 	}
 	opts.Listeners.Nameservers = slices.Concat(opts.Nameservers, opts.Egress.Resolvers)
+	shared, err := newRules(opts.StateDir, opts.Listeners, opts.Bridge.Subnets)
+	if err != nil {
+		opts.Log.Warn("whether the rules of sandboxes are as the last agent left them can't be said", "error", err)
+	}
 	m := &Manager{
-		opts: opts, log: opts.Log, rules: newRules(opts.StateDir, opts.Listeners, opts.Bridge.Subnets), last: map[netip.Prefix]netip.Addr{},
-		egress: newEgressRules(opts.StateDir, opts.Egress.Resolvers),
+		opts: opts, log: opts.Log, rules: shared, last: map[netip.Prefix]netip.Addr{}, egress: newEgressRules(opts.StateDir, opts.Egress.Resolvers),
 	}
 	for _, dir := range []string{string(m.records()), m.namespacesDir(), m.cacheDir()} {
 		if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, os.ErrExist) {
@@ -109,42 +114,24 @@ func (m *Manager) Check(ctx context.Context, mode Mode) error {
 	return fmt.Errorf("%w: there is no network mode %q", ErrUnavailable, mode)
 }
 
-// all are the records that can be read. One that can't is of a sandbox whose network is being taken away, by hand if need be.
+// all are the records that can be read, and an error for the others.
 func (m *Manager) all() ([]*Record, error) {
 	ids, err := m.records().list()
 	if err != nil {
 		return nil, err
 	}
 	var out []*Record
+	var errs []error
 	for _, id := range ids {
 		rec, err := m.records().read(id)
-		if errors.Is(err, ErrNotFound) {
-			continue
+		switch {
+		case err == nil:
+			out = append(out, rec)
+		case !errors.Is(err, ErrNotFound):
+			errs = append(errs, fmt.Errorf("%w (its sandbox has no rules until that is repaired: end the session, then remove the record by hand)", err))
 		}
-		if err != nil {
-			return nil, err
-		}
-		out = append(out, rec)
 	}
-	return out, nil
-}
-
-// Restore brings the rules into the state that the recorded sandboxes need, whatever is there.
-func (m *Manager) Restore() error {
-	m.changing.Lock()
-	defer m.changing.Unlock()
-	return m.restore()
-}
-
-func (m *Manager) restore() error {
-	all, err := m.all()
-	if err != nil {
-		return err
-	}
-	if len(all) == 0 {
-		return errors.Join(m.rules.clear(), m.egress.set(nil))
-	}
-	return errors.Join(m.rules.set(all), m.restoreEgress(all))
+	return out, errors.Join(errs...)
 }
 
 // Connect connects a sandbox's new network namespace, in which nothing runs yet. The caller may close netns afterwards. On
@@ -248,14 +235,22 @@ func (m *Manager) remove(ctx context.Context, rec *Record) error {
 	if err := m.records().remove(rec.ID); err != nil || len(rec.Links) == 0 {
 		return err
 	}
-	if err := m.egress.remove(rec); err != nil {
-		m.log.Warn("the egress rules of a sandbox that is gone are not removed", "sandbox", rec.ID, "error", err)
-	}
-	// Its rules stand for nothing any more. Should this fail they cost nothing either, and go with the next change.
-	if err := m.restore(); err != nil {
+	// Its rules stand for nothing any more. Should this fail they cost nothing either.
+	if err := m.unguard(rec); err != nil {
 		m.log.Warn("the rules of a sandbox that is gone are not removed", "sandbox", rec.ID, "error", err)
 	}
 	return nil
+}
+
+// unguard takes away the rules of a sandbox that has no record any more. Those of the others stay as they are: what somebody
+// else has done to them is Watch's to find.
+func (m *Manager) unguard(rec *Record) error {
+	all, err := m.all()
+	if err == nil && len(all) == 0 {
+		m.egress.forget(rec.ID)
+		return errors.Join(m.rules.clear(), m.egress.set(nil))
+	}
+	return errors.Join(m.egress.remove(rec), m.rules.remove(rec))
 }
 
 // Get is what is recorded of a sandbox's network; ErrNotFound without one.

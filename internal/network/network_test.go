@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sandbox-agent/sandbox-agent/internal/testkit/netlab"
+	"github.com/sandbox-agent/sandbox-agent/pkg/egress"
 )
 
 // remains are the folders and interfaces of sandboxes.
@@ -156,31 +157,145 @@ func TestAConfigurationOfOnePluginIsAListOfOne(t *testing.T) {
 }
 
 func TestRulesThatSomebodyElseHasChangedArePutBack(t *testing.T) {
-	l := newLab(t, false)
-	rec := l.connect("sb-one", Bridge)
+	l := newEgressLab(t)
+	rec := l.under("sb-one", Egress{Mode: egress.None, Bytes: 1000})
 	var seen uint32
 	look := func() []string {
-		ids, err := l.look(&seen)
+		found, err := l.look(&seen)
 		require.NoError(t, err)
-		return ids
+		require.Empty(t, found.CutOff)
+		return found.Restored
 	}
 	require.Empty(t, look(), "nothing has changed")
 	nft(t, "table inet stranger {}")
 	require.Empty(t, look(), "what is somebody else's is nobody's business here")
 	nft(t, "delete table inet stranger")
-	name := l.rules.routed.Name
+	name, policy := l.rules.routed.Name, l.egress.table.Name
+	l.sendFrom(rec, netlab.Web, "5555")
+	before, err := l.Traffic(rec.ID)
+	require.NoError(t, err)
+	require.NotZero(t, before.Refused)
+	require.NotZero(t, before.BytesOut)
 	for _, change := range []string{
 		"flush ruleset", "delete table netdev " + name, "delete table inet " + name, "flush chain netdev " + name + " common", "flush chain inet " + name + " local",
 		"flush set netdev " + name + " sandboxes4", "delete element inet " + name + " sandboxes6 { " + rec.Addresses[1].String() + " }",
 		"flush chain netdev " + name + " " + chainOf(rec, rec.Links[0]),
+		"delete table inet " + policy, "flush chain inet " + policy + " sent", "flush chain inet " + policy + " inbound", "flush map inet " + policy + " from4", "flush map inet " + policy + " to6",
+		"add rule inet " + policy + " out-sb-one accept",
 	} {
 		nft(t, change)
 		require.Equal(t, []string{"sb-one"}, look(), change)
 		ok, err := l.rules.intact([]*Record{rec})
 		require.NoError(t, err)
 		require.True(t, ok, change)
+		require.True(t, l.egress.intact([]*Record{rec}), change)
 		require.Empty(t, look())
+		now, err := l.Traffic(rec.ID)
+		require.NoError(t, err)
+		require.Equal(t, before, now, "what was counted stays, after %q", change)
 	}
+}
+
+func TestRulesThatWereChangedWhileThereWasNoAgentAreToldOf(t *testing.T) {
+	l := newLab(t, false)
+	l.connect("sb-one", Bridge)
+	restart := func() Lapses {
+		var err error
+		l.Manager, err = New(l.opts)
+		require.NoError(t, err)
+		return l.restore()
+	}
+	require.Empty(t, restart())
+	l.opts.Listeners.TCP = append(l.opts.Listeners.TCP, 12345)
+	require.Empty(t, restart(), "the operator has another list now, which is nobody's attack")
+	for _, change := range []string{"flush ruleset", "flush chain netdev " + l.rules.ingress.Name + " common", "delete table inet " + l.egress.table.Name} {
+		nft(t, change)
+		require.Equal(t, Lapses{Restored: []string{"sb-one"}}, restart(), change)
+		require.Empty(t, restart())
+	}
+	// Another sandbox's rules are set while there are none: its own begin does not hide that.
+	nft(t, "flush ruleset")
+	l.connect("sb-two", Bridge)
+	var seen uint32
+	found, err := l.look(&seen)
+	require.NoError(t, err)
+	require.Equal(t, []string{"sb-one"}, found.Restored)
+	nft(t, "flush ruleset")
+	require.NoError(t, l.Remove(t.Context(), "sb-two"))
+	found, err = l.look(&seen)
+	require.NoError(t, err)
+	require.Equal(t, []string{"sb-one"}, found.Restored)
+}
+
+// own has another program own a table, which nobody else can change then (NFT_TABLE_F_OWNER), until release.
+func (l *lab) own(table string) (release func()) {
+	l.t.Helper()
+	cmd := exec.Command("nft", "-i")
+	in, err := cmd.StdinPipe()
+	require.NoError(l.t, err)
+	require.NoError(l.t, cmd.Start())
+	_, err = in.Write([]byte("table " + table + " { flags owner; }\n"))
+	require.NoError(l.t, err)
+	require.Eventually(l.t, func() bool {
+		out, err := exec.Command("nft", "list", "tables").Output()
+		return err == nil && strings.Contains(string(out), table)
+	}, 20*time.Second, 20*time.Millisecond)
+	return func() {
+		require.NoError(l.t, in.Close())
+		require.NoError(l.t, cmd.Wait()) // the table goes with it
+	}
+}
+
+func TestP10ASandboxWhoseRulesCantBeHadIsCutOff(t *testing.T) {
+	for name, find := range map[string]func(*lab) (Lapses, error){
+		"by the look": func(l *lab) (Lapses, error) { var seen uint32; return l.look(&seen) },
+		"by the next agent": func(l *lab) (Lapses, error) {
+			again, err := New(l.opts)
+			require.NoError(l.t, err)
+			l.Manager = again
+			return l.Restore()
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			l := newLab(t, false)
+			rec := l.connect("sb-one", Bridge)
+			targets := l.serve(l.Node, "tcp "+netlab.NodeAddr+" 9000")
+			require.Equal(t, []string{"refused"}, l.try(rec, targets))
+			nft(t, "flush ruleset")
+			release := l.own("inet " + l.rules.routed.Name)
+			require.Equal(t, []string{"reached x"}, l.try(rec, targets), "control: without rules the node answers")
+
+			found, err := find(l)
+			require.ErrorIs(t, err, ErrUnavailable)
+			require.Equal(t, Lapses{CutOff: []string{"sb-one"}}, found, "and nothing was put back")
+			require.NotEqual(t, []string{"reached x"}, l.try(rec, targets))
+			require.ErrorContains(t, l.Recheck(t.Context(), rec.ID), "cut off from the network")
+			release()
+			require.Empty(t, l.restore())
+			require.NotEqual(t, []string{"reached x"}, l.try(rec, targets), "it stays so")
+			require.Equal(t, []string{"refused"}, l.try(l.connect("sb-two", Bridge), targets), "others are connected again")
+		})
+	}
+}
+
+func TestP10AnInterfaceKeepsItsRulesUnderAnotherName(t *testing.T) {
+	l := newLab(t, false)
+	rec := l.connect("sb-one", Bridge)
+	var seen uint32
+	_, err := l.look(&seen)
+	require.NoError(t, err)
+	link, err := netlink.LinkByIndex(rec.Links[0].Index)
+	require.NoError(t, err)
+	require.NoError(t, netlink.LinkSetName(link, "renamed0"))
+	targets := l.serve(l.Node, "tcp "+netlab.NodeAddr+" 9000")
+	found, err := l.look(&seen)
+	require.NoError(t, err)
+	require.Equal(t, []string{"sb-one"}, found.Restored)
+	require.Equal(t, []string{"refused"}, l.try(rec, targets))
+	out, err := exec.Command("nft", "list", "chain", "netdev", l.rules.ingress.Name, chainOf(rec, rec.Links[0])).CombinedOutput()
+	require.NoError(t, err, string(out))
+	require.Contains(t, string(out), `device "renamed0"`)
+	require.NoError(t, netlink.LinkSetName(link, rec.Links[0].Name))
 }
 
 func TestARuleStandsOnceWhoeverAddsItFirst(t *testing.T) {
@@ -227,7 +342,7 @@ func TestCanariesHearTheSandboxThatReachesThem(t *testing.T) {
 	for _, want := range []string{"tcp " + netlab.NodeAddr + ":44772", "udp " + netlab.NodeAddr + ":5000", "tcp [" + netlab.NodeAddr6 + "]:10255"} {
 		require.Contains(t, reached, want, "without rules")
 	}
-	require.NoError(t, l.Restore())
+	l.restore()
 	_, err := l.Canaries("sb-none")
 	require.ErrorIs(t, err, ErrNotFound)
 }

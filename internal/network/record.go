@@ -30,6 +30,8 @@ type Record struct {
 	CNI *CNIRecord `json:"cni,omitempty"`
 	// Connected: everything of it is there.
 	Connected bool `json:"connected,omitempty"`
+	// CutOff is why its interfaces on the node were set down; empty: they weren't.
+	CutOff string `json:"cut_off,omitempty"`
 }
 
 // Link is the node's side of an interface.

@@ -5,7 +5,9 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
+	"path/filepath"
 	"slices"
 
 	"github.com/google/nftables"
@@ -43,17 +45,28 @@ type rules struct {
 	translated []netip.Prefix
 	// group is that of the packet log in which refusals are told.
 	group uint16
+	// file keeps left over a restart of the agent.
+	file string
+	// left is how the tables were left by this agent or an earlier one; nil: by none that kept it.
+	left chainSizes
+	// devices are the names that the chains' interfaces had when they were made.
+	devices map[string]string
 }
 
+// chainSizes are how many rules each chain has.
+type chainSizes map[string]int
+
 // newRules names the tables after the state folder: two agents on one node don't undo each other's rules.
-func newRules(stateDir string, list listeners.List, translated []netip.Prefix) *rules {
+func newRules(stateDir string, list listeners.List, translated []netip.Prefix) (*rules, error) {
 	sum := sha256.Sum256([]byte(stateDir))
 	name := "sandbox-agent-" + hex.EncodeToString(sum[:4])
-	return &rules{
-		list: list, translated: translated, group: groupOf(stateDir),
+	r := &rules{
+		list: list, translated: translated, group: groupOf(stateDir), file: filepath.Join(stateDir, "rules.json"),
 		ingress: &nftables.Table{Name: name, Family: nftables.TableFamilyNetdev},
 		routed:  &nftables.Table{Name: name, Family: nftables.TableFamilyINet},
+		devices: map[string]string{},
 	}
+	return r, readState(r.file, &r.left)
 }
 
 func dialNFT() (*nftables.Conn, error) {
@@ -87,7 +100,11 @@ func (r *rules) set(all []*Record) error {
 			return err
 		}
 	}
-	return flushed(c)
+	if err := flushed(c); err != nil {
+		return err
+	}
+	r.left = r.sizes(all)
+	return writeState(r.file, r.left)
 }
 
 // flushed sends what has been gathered.
@@ -189,15 +206,35 @@ func addRules(c *nftables.Conn, chain *nftables.Chain, list []compiled) {
 // chainOf is the chain of one of a sandbox's interfaces.
 func chainOf(rec *Record, l Link) string { return fmt.Sprintf("%s-%d", rec.ID, l.Index) }
 
-// present are those of a sandbox's interfaces that are there. One that is gone lets nothing through.
+// present are those of a sandbox's interfaces that are there, by the names that they have now. One that is gone lets nothing
+// through; one that can't be looked at is not gone.
 func present(rec *Record) []Link {
 	var out []Link
 	for _, l := range rec.Links {
-		if found, err := netlink.LinkByIndex(l.Index); err == nil && found.Attrs().Name == l.Name {
+		found, err := netlink.LinkByIndex(l.Index)
+		switch {
+		case errors.As(err, &netlink.LinkNotFoundError{}):
+		case err != nil || found.Attrs().Name == l.Name:
 			out = append(out, l)
+		case isSideOf(rec, found): // after a reboot another interface may have its number
+			out = append(out, Link{Name: found.Attrs().Name, Index: l.Index})
 		}
 	}
 	return out
+}
+
+// isSideOf says whether a link of the node is the other end of one that a sandbox has.
+func isSideOf(rec *Record, node netlink.Link) bool {
+	if node.Type() != "veth" || !isBound(rec.Namespace) {
+		return false
+	}
+	h, err := inside(rec.Namespace)
+	if err != nil {
+		return false
+	}
+	defer h.Close()
+	l, err := h.LinkByIndex(node.Attrs().ParentIndex)
+	return err == nil && l.Type() == "veth" && l.Attrs().ParentIndex == node.Attrs().Index
 }
 
 // addSandbox adds what is a sandbox's own.
@@ -217,6 +254,7 @@ func (r *rules) addSandbox(c *nftables.Conn, rec *Record) error {
 			Table: r.ingress, Name: chainOf(rec, l), Type: nftables.ChainTypeFilter, Hooknum: nftables.ChainHookIngress,
 			Priority: nftables.ChainPriorityRef(ingressPriority), Policy: &policy, Device: l.Name,
 		})
+		r.devices[chain.Name] = l.Name
 		c.FlushChain(chain) // a change for another sandbox may have made it already
 		addRules(c, chain, untold(listeners.Source(rec.Addresses), ingressLayer))
 		c.AddRule(&nftables.Rule{Table: r.ingress, Chain: chain, Exprs: []expr.Any{&expr.Verdict{Kind: expr.VerdictJump, Chain: common}}})
@@ -243,17 +281,90 @@ func (r *rules) add(rec *Record) error {
 	if err := r.addSandbox(c, rec); err != nil {
 		return err
 	}
-	return flushed(c)
+	if err := flushed(c); err != nil {
+		return err
+	}
+	if r.left == nil {
+		r.left = r.sharedSizes()
+	}
+	maps.Copy(r.left, r.sizesOf(rec))
+	return writeState(r.file, r.left)
+}
+
+// remove takes away what is a sandbox's own. What is not there, as the chain of an interface that is gone, is no error.
+func (r *rules) remove(rec *Record) error {
+	c, err := dialNFT()
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, t := range []*nftables.Table{r.ingress, r.routed} {
+		for _, four := range []bool{true, false} {
+			for _, e := range elements(rec, four) {
+				errs = append(errs, c.SetDeleteElements(r.setOf(t, four), []nftables.SetElement{e}), absent(c.Flush()))
+			}
+		}
+	}
+	for _, l := range rec.Links {
+		name := chainOf(rec, l)
+		c.DelChain(&nftables.Chain{Table: r.ingress, Name: name})
+		errs = append(errs, absent(c.Flush()))
+		delete(r.left, fmt.Sprint(nftables.TableFamilyNetdev, name))
+		delete(r.devices, name)
+	}
+	return errors.Join(append(errs, writeState(r.file, r.left))...)
+}
+
+// absent is an error unless it says that something is not there.
+func absent(err error) error {
+	if errors.Is(err, unix.ENOENT) {
+		return nil
+	}
+	return err
 }
 
 // intact says whether the tables hold what set gave them for these sandboxes.
 func (r *rules) intact(all []*Record) (bool, error) {
+	if !r.named(all) {
+		return false, nil
+	}
+	return r.hold(r.sizes(all), all)
+}
+
+// named says whether the sandboxes' interfaces have the names that their chains were made for.
+func (r *rules) named(all []*Record) bool {
+	for _, rec := range all {
+		for _, l := range present(rec) {
+			if r.devices[chainOf(rec, l)] != l.Name {
+				return false
+			}
+		}
+	}
+	return true
+}
+
+// asLeft says whether the tables hold for these sandboxes what an earlier agent has left: whether they are what this one would
+// make is another question, as its lists may be others. Where nothing is known of it they count as left so.
+func (r *rules) asLeft(all []*Record) (bool, error) {
+	want := chainSizes{}
+	for chain := range r.sizes(all) {
+		if n, known := r.left[chain]; known {
+			want[chain] = n
+		}
+	}
+	if len(want) == 0 {
+		return true, nil
+	}
+	return r.hold(want, all)
+}
+
+// hold says whether the chains have these sizes, and the sets these sandboxes.
+func (r *rules) hold(want chainSizes, all []*Record) (bool, error) {
 	c, err := dialNFT()
 	if err != nil {
 		return false, err
 	}
-	want := r.sizes(all)
-	got := map[string]int{}
+	got := chainSizes{}
 	for _, t := range []*nftables.Table{r.ingress, r.routed} {
 		chains, err := c.ListChainsOfTableFamily(t.Family)
 		if err != nil {
@@ -302,10 +413,18 @@ func (r *rules) hasAddresses(c *nftables.Conn, all []*Record) bool {
 	return true
 }
 
-// sizes are how many rules each chain has.
-func (r *rules) sizes(all []*Record) map[string]int {
+// sizes are what set makes for these sandboxes.
+func (r *rules) sizes(all []*Record) chainSizes {
+	want := r.sharedSizes()
+	for _, rec := range all {
+		maps.Copy(want, r.sizesOf(rec))
+	}
+	return want
+}
+
+func (r *rules) sharedSizes() chainSizes {
 	netdev, inet := nftables.TableFamilyNetdev, nftables.TableFamilyINet
-	want := map[string]int{
+	want := chainSizes{
 		fmt.Sprint(netdev, common):   len(r.told(r.list.Ingress(), ingressLayer)),
 		fmt.Sprint(inet, localChain): len(r.told(r.list.Local(), routedLayer)), fmt.Sprint(inet, routed): len(r.told(r.list.Forwarded(), routedLayer)),
 		fmt.Sprint(inet, inputChain): 2, fmt.Sprint(inet, forward): 2,
@@ -313,10 +432,13 @@ func (r *rules) sizes(all []*Record) map[string]int {
 	if len(r.translated) > 0 {
 		want[fmt.Sprint(inet, translate)] = len(r.translated)
 	}
-	for _, rec := range all {
-		for _, l := range present(rec) {
-			want[fmt.Sprint(netdev, chainOf(rec, l))] = len(untold(listeners.Source(rec.Addresses), ingressLayer)) + 1
-		}
+	return want
+}
+
+func (r *rules) sizesOf(rec *Record) chainSizes {
+	want := chainSizes{}
+	for _, l := range present(rec) {
+		want[fmt.Sprint(nftables.TableFamilyNetdev, chainOf(rec, l))] = len(untold(listeners.Source(rec.Addresses), ingressLayer)) + 1
 	}
 	return want
 }
@@ -331,5 +453,9 @@ func (r *rules) clear() error {
 		c.AddTable(t)
 		c.DelTable(t)
 	}
-	return flushed(c)
+	if err := flushed(c); err != nil {
+		return err
+	}
+	r.left = nil
+	return writeState(r.file, r.left)
 }

@@ -5,9 +5,11 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	nl "github.com/mdlayher/netlink"
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 )
 
@@ -15,9 +17,22 @@ import (
 // of the node's own firewall often does ("flush ruleset").
 const watchEvery = time.Second
 
-// Watch puts the rules back when somebody else has changed them, until ctx ends. restored is told whose rules were not as they
-// should be.
-func (m *Manager) Watch(ctx context.Context, restored func(ids []string)) {
+// setTries bounds how often the rules are set in a row: an interface that goes meanwhile makes one attempt fail.
+const setTries = 3
+
+// Lapses are sandboxes whose rules were not as they should be.
+type Lapses struct {
+	// Restored have them again.
+	Restored []string
+	// CutOff are those whose interfaces on the node were set down, as the rules can't be had. They stay so.
+	CutOff []string
+}
+
+func (l Lapses) any() bool { return len(l.Restored)+len(l.CutOff) > 0 }
+
+// Watch puts the rules back when somebody else has changed them, until ctx ends. A sandbox that can't have them is cut off.
+// tell is told of which ones that was.
+func (m *Manager) Watch(ctx context.Context, tell func(Lapses)) {
 	tick := time.NewTicker(watchEvery)
 	defer tick.Stop()
 	var seen uint32
@@ -27,44 +42,132 @@ func (m *Manager) Watch(ctx context.Context, restored func(ids []string)) {
 			return
 		case <-tick.C:
 		}
-		ids, err := m.look(&seen)
-		if err != nil {
-			m.log.Error("the rules that keep sandboxes from the node can't be looked at or put back", "error", err)
-		}
-		if len(ids) > 0 {
-			m.log.Warn("somebody else has changed the rules that keep sandboxes from the node; they are put back", "sandboxes", ids)
-			restored(ids)
+		found, err := m.look(&seen)
+		m.logLapses(found, err)
+		if found.any() {
+			tell(found)
 		}
 	}
 }
 
-// look compares the rules with what they should be, if anything of nftables has changed since seen.
-func (m *Manager) look(seen *uint32) (changed []string, err error) {
+func (m *Manager) logLapses(found Lapses, err error) {
+	if err != nil {
+		m.log.Error("the rules that keep sandboxes from the node can't be looked at or put back", "error", err)
+	}
+	if len(found.Restored) > 0 {
+		m.log.Warn("somebody else has changed the rules that keep sandboxes from the node; they are put back", "sandboxes", found.Restored)
+	}
+	if len(found.CutOff) > 0 {
+		m.log.Error("sandboxes are cut off from the network, as the rules that keep them from the node can't be had", "sandboxes", found.CutOff)
+	}
+}
+
+// Restore brings the rules into the state that the recorded sandboxes need, whatever is there, and says of which ones they were
+// not as the last agent left them. Also with an error no sandbox is left without: those are cut off.
+func (m *Manager) Restore() (Lapses, error) {
 	m.changing.Lock()
 	defer m.changing.Unlock()
 	all, err := m.all()
-	if err != nil {
-		return nil, err
+	if err == nil && len(all) == 0 {
+		return Lapses{}, errors.Join(m.rules.clear(), m.egress.set(nil))
 	}
-	var connected []*Record
-	for _, rec := range all {
-		if rec.Connected { // what is being connected has no rules yet
-			connected, changed = append(connected, rec), append(changed, rec.ID)
+	running := slices.DeleteFunc(connected(all), func(rec *Record) bool { return !isBound(rec.Namespace) || len(present(rec)) == 0 })
+	ok, lookErr := m.rules.asLeft(running)
+	ok = ok && m.egress.intact(running)
+	found, setErr := m.bringBack(all, running, ok)
+	err = errors.Join(err, lookErr, setErr)
+	m.logLapses(found, nil)
+	return found, err
+}
+
+// look compares the rules with what they should be, if anything of nftables has changed since seen.
+func (m *Manager) look(seen *uint32) (Lapses, error) {
+	m.changing.Lock()
+	defer m.changing.Unlock()
+	all, err := m.all()
+	found := Lapses{Restored: m.lapsed}
+	m.lapsed = nil
+	running := connected(all) // what is being connected has no rules yet
+	if len(running) == 0 {
+		return found, err
+	}
+	now, genErr := generation()
+	if genErr == nil && now == *seen && m.rules.named(running) {
+		return found, err
+	}
+	ok, lookErr := m.rules.intact(running)
+	if ok = ok && m.egress.intact(running); ok && genErr == nil {
+		*seen = now
+		return found, err
+	}
+	more, setErr := m.bringBack(all, running, ok || lookErr != nil)
+	found.Restored, found.CutOff = append(found.Restored, more.Restored...), more.CutOff
+	return found, errors.Join(err, genErr, lookErr, setErr)
+}
+
+// bringBack sets the rules of all, and cuts off those that run if that can't be done. ok says that no change was seen.
+func (m *Manager) bringBack(all, running []*Record, ok bool) (Lapses, error) {
+	var err error
+	for range setTries {
+		if err = m.set(all); err == nil {
+			break
 		}
 	}
-	if len(connected) == 0 {
-		return nil, nil
+	switch {
+	case err != nil:
+		cut, cutErr := m.cutOff(running, "the rules that keep it from the node could not be set: "+err.Error())
+		return Lapses{CutOff: cut}, errors.Join(err, cutErr)
+	case ok:
+		return Lapses{}, nil
 	}
-	now, err := generation()
-	if err != nil || now == *seen {
-		return nil, err
+	return Lapses{Restored: idsOf(running)}, nil
+}
+
+// set sets the rules of these sandboxes.
+func (m *Manager) set(all []*Record) error {
+	return errors.Join(m.rules.set(all), m.restoreEgress(all))
+}
+
+// cutOff sets the node's sides of these sandboxes down, for good: nothing they send arrives any more.
+func (m *Manager) cutOff(list []*Record, why string) (cut []string, err error) {
+	var errs []error
+	for _, rec := range list {
+		if err := setDown(rec); err != nil {
+			errs = append(errs, fmt.Errorf("cutting off sandbox %s: %w", rec.ID, err))
+			continue
+		}
+		rec.CutOff = why
+		cut, errs = append(cut, rec.ID), append(errs, m.records().write(rec))
 	}
-	ok, err := m.rules.intact(connected)
-	if err != nil || ok && m.egress.intact(connected) {
-		*seen = now
-		return nil, err
+	return cut, errors.Join(errs...)
+}
+
+func setDown(rec *Record) error {
+	for _, l := range present(rec) {
+		link, err := netlink.LinkByIndex(l.Index)
+		if errors.As(err, &netlink.LinkNotFoundError{}) {
+			continue
+		}
+		if err == nil {
+			err = netlink.LinkSetDown(link)
+		}
+		if err != nil {
+			return fmt.Errorf("setting the interface %s down: %w", l.Name, err)
+		}
 	}
-	return changed, errors.Join(m.rules.set(all), m.restoreEgress(all))
+	return nil
+}
+
+// connected are those that run with a network.
+func connected(all []*Record) []*Record {
+	return slices.DeleteFunc(slices.Clone(all), func(rec *Record) bool { return !rec.Connected || rec.CutOff != "" })
+}
+
+func idsOf(list []*Record) (out []string) {
+	for _, rec := range list {
+		out = append(out, rec.ID)
+	}
+	return out
 }
 
 // generation is a number that changes with every change of the node's nftables (NFT_MSG_GETGEN).
@@ -105,6 +208,9 @@ func (m *Manager) Recheck(ctx context.Context, id string) error {
 	rec, err := m.records().read(id)
 	if err != nil {
 		return err
+	}
+	if rec.CutOff != "" {
+		return fmt.Errorf("sandbox %s is cut off from the network: %s", id, rec.CutOff)
 	}
 	if !isBound(rec.Namespace) || len(present(rec)) < len(rec.Links) {
 		return fmt.Errorf("the network of sandbox %s is not as it was made: its namespace or its interface on the node is gone", id)

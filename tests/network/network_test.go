@@ -209,7 +209,16 @@ func TestSandboxesKeepTheirNetworkAndItsRulesOverRestartsAndFlushes(t *testing.T
 		}
 		return all
 	}
+	marked := func(with string) (n int) {
+		for _, s := range sessions {
+			if strings.Contains(strings.Join(w.get(s).GetNotes(), "\n"), with) {
+				n++
+			}
+		}
+		return n
+	}
 	w.Restart()
+	require.Zero(t, marked("changed by another program"))
 	holds("after the agent was killed")
 	require.Equal(t, []uint64{1, 1}, generations(), "the same sandboxes")
 	require.NotContains(t, w.LogText(), "is not as it was")
@@ -219,14 +228,11 @@ func TestSandboxesKeepTheirNetworkAndItsRulesOverRestartsAndFlushes(t *testing.T
 	require.NoError(t, err, string(out))
 	w.Serve()
 	holds("after the rules were flushed while there was no agent")
+	require.Equal(t, 2, marked("since an unknown moment while there was no agent"))
 
 	out, err = w.Command(w.Node, "nft", "flush", "ruleset").CombinedOutput()
 	require.NoError(t, err, string(out))
-	for _, s := range sessions {
-		w.Until("the session is marked", func() bool {
-			return strings.Contains(strings.Join(w.get(s).GetNotes(), "\n"), "changed by another program")
-		})
-	}
+	w.Until("the sessions are marked", func() bool { return marked("for at most some seconds before that") == 2 })
 	holds("after the rules were flushed")
 
 	for _, s := range sessions {
