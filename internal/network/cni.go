@@ -14,6 +14,7 @@ import (
 	"github.com/containernetworking/cni/pkg/invoke"
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 
 	"github.com/sandbox-agent/sandbox-agent/internal/runtime/crashpoint"
 )
@@ -205,14 +206,17 @@ func lookAtCNI(rec *Record) error {
 		return fmt.Errorf("looking at the sandbox's interfaces: %w", err)
 	}
 	for _, l := range links {
-		if l.Attrs().Name == "lo" || l.Attrs().OperState == netlink.OperDown && l.Type() != "veth" {
-			continue
+		if l.Attrs().Name == "lo" || l.Attrs().RawFlags&unix.IFF_UP == 0 && l.Type() != "veth" {
+			continue // the kernel gives a new namespace some of its own (tunl0, sit0), which are down
 		}
 		peer, err := nodesSide(l)
 		if err != nil {
 			return fmt.Errorf("%w: the CNI configuration %s gave the sandbox %w", ErrUnavailable, rec.CNI.File, err)
 		}
-		rec.Links = append(rec.Links, peer)
+		if err := checkDatapath(peer); err != nil {
+			return fmt.Errorf("%w: the CNI configuration %s: %w", ErrUnavailable, rec.CNI.File, err)
+		}
+		rec.Links = append(rec.Links, Link{Name: peer.Attrs().Name, Index: peer.Attrs().Index})
 		found, err := addressesOf(h, l)
 		if err != nil {
 			return err
@@ -222,7 +226,7 @@ func lookAtCNI(rec *Record) error {
 	if len(rec.Links) == 0 || len(rec.Addresses) == 0 {
 		return fmt.Errorf("%w: the CNI configuration %s gave the sandbox no interface with an address", ErrUnavailable, rec.CNI.File)
 	}
-	return nil
+	return checkBridged(rec)
 }
 
 func addressesOf(h *netlink.Handle, l netlink.Link) ([]netip.Addr, error) {
@@ -241,16 +245,16 @@ func addressesOf(h *netlink.Handle, l netlink.Link) ([]netip.Addr, error) {
 
 // nodesSide is the other end of a veth pair. Rules can stand nowhere else: an interface of another kind shares a device of
 // the node, or is one.
-func nodesSide(l netlink.Link) (Link, error) {
+func nodesSide(l netlink.Link) (netlink.Link, error) {
 	name := l.Attrs().Name
 	if l.Type() != "veth" {
-		return Link{}, fmt.Errorf("%s, an interface of type %s, which has no side on the node where rules could stand: use a plugin that makes veth pairs (bridge, ptp, Calico, Cilium)", name, l.Type())
+		return nil, fmt.Errorf("%s, an interface of type %s, which has no side on the node where rules could stand: use a plugin that makes veth pairs (bridge, ptp, Calico with iptables or nftables)", name, l.Type())
 	}
 	peer, err := netlink.LinkByIndex(l.Attrs().ParentIndex)
 	if err != nil || peer.Type() != "veth" || peer.Attrs().ParentIndex != l.Attrs().Index {
-		return Link{}, fmt.Errorf("%s, whose other end (index %d) is not in the agent's network namespace: run the agent in the node's (hostNetwork)", name, l.Attrs().ParentIndex)
+		return nil, fmt.Errorf("%s, whose other end (index %d) is not in the agent's network namespace: run the agent in the node's (hostNetwork)", name, l.Attrs().ParentIndex)
 	}
-	return Link{Name: peer.Attrs().Name, Index: peer.Attrs().Index}, nil
+	return peer, nil
 }
 
 // delCNI has the plugins undo what they did, also what they did half.

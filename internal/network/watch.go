@@ -72,10 +72,12 @@ func (m *Manager) Restore() (Lapses, error) {
 		return Lapses{}, errors.Join(m.rules.clear(), m.egress.set(nil))
 	}
 	running := slices.DeleteFunc(connected(all), func(rec *Record) bool { return !isBound(rec.Namespace) || len(present(rec)) == 0 })
+	running, cut, cutErr := m.unbridged(running)
 	ok, lookErr := m.rules.asLeft(running)
 	ok = ok && m.egress.intact(running)
 	found, setErr := m.bringBack(all, running, ok)
-	err = errors.Join(err, lookErr, setErr)
+	found.CutOff = append(cut, found.CutOff...)
+	err = errors.Join(err, cutErr, lookErr, setErr)
 	m.logLapses(found, nil)
 	return found, err
 }
@@ -87,7 +89,8 @@ func (m *Manager) look(seen *uint32) (Lapses, error) {
 	all, err := m.all()
 	found := Lapses{Restored: m.lapsed}
 	m.lapsed = nil
-	running := connected(all) // what is being connected has no rules yet
+	running, cut, cutErr := m.unbridged(connected(all)) // what is being connected has no rules yet
+	found.CutOff, err = cut, errors.Join(err, cutErr)
 	if len(running) == 0 {
 		return found, err
 	}
@@ -101,8 +104,23 @@ func (m *Manager) look(seen *uint32) (Lapses, error) {
 		return found, err
 	}
 	more, setErr := m.bringBack(all, running, ok || lookErr != nil)
-	found.Restored, found.CutOff = append(found.Restored, more.Restored...), more.CutOff
+	found.Restored, found.CutOff = append(found.Restored, more.Restored...), append(found.CutOff, more.CutOff...)
 	return found, errors.Join(err, genErr, lookErr, setErr)
+}
+
+// unbridged cuts off those whose policy the node's bridge doesn't hand packets to any more, and gives the rest.
+func (m *Manager) unbridged(list []*Record) (rest []*Record, cut []string, err error) {
+	var errs []error
+	for _, rec := range list {
+		why := checkBridged(rec)
+		if !errors.Is(why, ErrUnavailable) {
+			rest, errs = append(rest, rec), append(errs, why)
+			continue
+		}
+		ids, err := m.cutOff([]*Record{rec}, why.Error())
+		cut, errs = append(cut, ids...), append(errs, why, err)
+	}
+	return rest, cut, errors.Join(errs...)
 }
 
 // bringBack sets the rules of all, and cuts off those that run if that can't be done. ok says that no change was seen.
@@ -217,6 +235,15 @@ func (m *Manager) Recheck(ctx context.Context, id string) error {
 	}
 	if rec.CNI == nil {
 		return nil
+	}
+	for _, l := range present(rec) {
+		node, err := netlink.LinkByIndex(l.Index)
+		if err == nil {
+			err = checkDatapath(node)
+		}
+		if err != nil {
+			return fmt.Errorf("the network of sandbox %s is not as it was made: %w", id, err)
+		}
 	}
 	if err := m.checkPlugged(ctx, rec); err != nil {
 		return fmt.Errorf("the network of sandbox %s is not as it was made: %w", id, err)
