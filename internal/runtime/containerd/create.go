@@ -92,7 +92,7 @@ func (r *Runtime) prepareRoot(ctx context.Context, st *hostkernel.Start) error {
 	if err != nil {
 		return err
 	}
-	dir := filepath.Join(st.Spec.Dir, "image")
+	dir := imageDir(st.Spec.Dir)
 	if err := os.Mkdir(dir, 0o755); err != nil {
 		return fmt.Errorf("making the root file system: %w", err)
 	}

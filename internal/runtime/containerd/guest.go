@@ -82,11 +82,11 @@ func (r *Runtime) launchGuest(ctx context.Context, sb *Sandbox, st *hostkernel.S
 // prepareGuest makes what the spec names on the node.
 func (r *Runtime) prepareGuest(ctx context.Context, st *hostkernel.Start) (*specs.Spec, error) {
 	spec := &st.Spec
-	skeleton, source, err := hostkernel.PlanRoot(*spec)
-	if err != nil {
+	if err := hostkernel.MakeDirs(*spec); err != nil {
 		return nil, err
 	}
-	if err := hostkernel.MakeDirs(*spec); err != nil {
+	skeleton, source, digest, err := r.planGuestRoot(ctx, *spec)
+	if err != nil {
 		return nil, err
 	}
 	// No id mapping of a mount reaches into another kernel: there the command is the worktree's owner on disk.
@@ -124,9 +124,35 @@ func (r *Runtime) prepareGuest(ctx context.Context, st *hostkernel.Start) (*spec
 		return nil, err
 	}
 	st.Record.Identity.Provenance = hostkernel.Provenance(*spec, programs)
+	st.Record.Identity.Provenance.RootfsDigest = digest
 	return r.guestSpec(r.kind().guest, input{
 		spec: *spec, rootfs: root, cgroup: st.Record.Cgroup, netns: st.Network.Path, oomScoreAdj: hostkernel.OomScoreAdj(hostkernel.OwnOOMScoreAdj()),
 	}, source, skeleton.BindPaths())
+}
+
+// planGuestRoot is hostkernel.PlanRoot, which takes an image for the folder that it is mounted at; digest is the image's, or empty.
+func (r *Runtime) planGuestRoot(ctx context.Context, spec runtime.Spec) (s hostkernel.Skeleton, source, digest string, err error) {
+	if runtime.KindOfRootfs(spec.Rootfs) != runtime.RootfsImage {
+		s, source, err = hostkernel.PlanRoot(spec)
+		return s, source, "", err
+	}
+	img, err := r.viewImage(ctx, spec)
+	if err != nil {
+		return s, "", "", err
+	}
+	dir := imageDir(spec.Dir)
+	if err := os.Mkdir(dir, 0o755); err != nil {
+		return s, "", "", fmt.Errorf("making the root file system: %w", err)
+	}
+	mounted := spec
+	mounted.Rootfs = dir
+	if err = r.mountForGuest(ctx, img, dir); err == nil {
+		s, source, err = hostkernel.PlanRoot(mounted)
+	}
+	if err != nil {
+		return s, "", "", fmt.Errorf("the image %s: %w", spec.Rootfs, err)
+	}
+	return s, source, img.digest, nil
 }
 
 // connectGuest makes the network namespace that the guest's network is taken from, unless it has none.

@@ -71,18 +71,22 @@ func newHostOn(t testing.TB, root, name string, transport Transport) *host {
 		Log: slog.New(slog.NewTextHandler(os.Stderr, nil)),
 	}
 	h.r = h.runtime()
-	t.Cleanup(func() {
-		ids, err := h.r.List(context.Background())
-		require.NoError(t, err)
-		for _, id := range ids {
-			ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
-			_, err := h.r.Remove(ctx, runtime.Identity{SandboxID: id})
-			cancel()
-			require.NoError(t, err)
-		}
-		h.nothingLeft()
-	})
+	t.Cleanup(h.end)
 	return h
+}
+
+// end removes what a test has left that failed, and asserts that nothing is left then.
+func (h *host) end() {
+	h.t.Helper()
+	ids, err := h.r.List(context.Background())
+	require.NoError(h.t, err)
+	for _, id := range ids {
+		ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+		_, err := h.r.Remove(ctx, runtime.Identity{SandboxID: id})
+		cancel()
+		require.NoError(h.t, err)
+	}
+	h.nothingLeft()
 }
 
 // nothingLeft asserts that containerd has nothing of any sandbox, and waits for shims that are ending.

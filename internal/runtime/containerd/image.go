@@ -2,7 +2,10 @@ package containerd
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
 	"strings"
 
 	"github.com/containerd/containerd/v2/client"
@@ -10,10 +13,12 @@ import (
 	"github.com/containerd/containerd/v2/core/mount"
 	"github.com/containerd/errdefs"
 	"github.com/opencontainers/image-spec/identity"
+	"golang.org/x/sys/unix"
 
 	"github.com/sandbox-agent/sandbox-agent/internal/runtime"
 	"github.com/sandbox-agent/sandbox-agent/internal/runtime/crashpoint"
 	"github.com/sandbox-agent/sandbox-agent/internal/runtime/hostkernel"
+	"github.com/sandbox-agent/sandbox-agent/pkg/mounts"
 )
 
 // image is a sandbox's view of an image: a read-only snapshot, kept by a lease of the sandbox's own.
@@ -110,6 +115,73 @@ func (i image) inImage(dir string, f func() error) error {
 		}
 		return f()
 	})
+}
+
+// imageDir is where a sandbox's own folder has its image while it is mounted.
+func imageDir(dir string) string { return filepath.Join(dir, "image") }
+
+// mountForGuest mounts a sandbox's image on the node, for as long as the sandbox is there: what a guest has of the node it is
+// given by path, and processes of its shim's open it.
+func (r *Runtime) mountForGuest(ctx context.Context, img image, dir string) error {
+	if err := img.mountOnNode(dir); err != nil {
+		return err
+	}
+	crashpoint.At("containerd.guest-image-mounted")
+	pid, err := r.containerdPid(ctx)
+	if err != nil {
+		return err
+	}
+	return sameFolder(dir, fmt.Sprintf("/proc/%d/root", pid))
+}
+
+// mountOnNode mounts the image where everybody on the node comes to it. Its set-id programs and its devices never count there,
+// not for a moment either: the mount is made where nobody sees it, and gets its place when it is read-only, nosuid and nodev.
+func (i image) mountOnNode(dir string) error {
+	var tree *os.File
+	err := i.inImage(dir, func() error {
+		f, err := mounts.OpenSource(dir)
+		if err != nil {
+			return err
+		}
+		defer f.Close()
+		tree, err = mounts.Clone(f, mounts.Attr{ReadOnly: true, Recursive: true})
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	defer tree.Close()
+	place, err := mounts.OpenSource(dir)
+	if err != nil {
+		return err
+	}
+	defer place.Close()
+	return mounts.Attach(tree, place)
+}
+
+// sameFolder refuses a mount at dir that is not there below root, which is how a process of another mount namespace sees the node.
+func sameFolder(dir, root string) error {
+	ours, err := os.Stat(dir)
+	if err != nil {
+		return fmt.Errorf("looking at the image: %w", err)
+	}
+	theirs, err := os.Stat(filepath.Join(root, dir))
+	if err != nil || !os.SameFile(ours, theirs) {
+		return errors.Join(fmt.Errorf("%w: containerd does not see what the agent mounts at %s: run the agent in containerd's mount namespace, or let mounts in its state folder "+
+			"reach it (in a pod: mountPropagation: Bidirectional)", runtime.ErrUnavailable, dir), err)
+	}
+	return nil
+}
+
+// unmountImage takes a guest's image off the node. That there is none is fine.
+func unmountImage(dir string) error {
+	if dir == "" {
+		return nil
+	}
+	if err := mount.UnmountAll(imageDir(dir), unix.UMOUNT_NOFOLLOW); err != nil {
+		return fmt.Errorf("taking the image off %s: %w", imageDir(dir), err)
+	}
+	return nil
 }
 
 // snapshotterLoaded asks the snapshotter for a snapshot that need not be there.

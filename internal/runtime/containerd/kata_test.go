@@ -39,7 +39,7 @@ func newKataHost(t *testing.T) *kataHost {
 		Kata: KataOptions{Places: kata.Places{Config: i.Config}, RunDirs: []string{i.RunDir()}},
 	}
 	h.r = h.runtime()
-	t.Cleanup(h.nothingLeft)
+	t.Cleanup(h.end)
 	return h
 }
 

@@ -183,14 +183,8 @@ func (r *Runtime) Isolation() runtime.Isolation { return r.kind().isolation }
 // Concessions are what a guest's kernel can't keep by its nature; none for runc.
 func (r *Runtime) Concessions() []runtime.Concession { return slices.Clone(r.kind().concessions) }
 
-// TakesRootfs refuses images for guests, whose shims take paths of the node; see runtime.Runtime.
-func (r *Runtime) TakesRootfs(kind runtime.RootfsKind) error {
-	if r.kind().guest == nil || kind != runtime.RootfsImage {
-		return nil
-	}
-	return fmt.Errorf("%w: the runtime %q takes \"host\" or the absolute path of a folder as rootfs, and no image: unpack it into a folder, or name runc",
-		runtime.ErrUnavailable, r.opts.Name)
-}
+// TakesRootfs takes all kinds; see runtime.Runtime.
+func (r *Runtime) TakesRootfs(runtime.RootfsKind) error { return nil }
 
 // Reachable asks containerd for its version.
 func (r *Runtime) Reachable(ctx context.Context) error {

@@ -87,6 +87,10 @@ func (r *Runtime) endContainer(ctx context.Context, rec hostkernel.Record, ev *h
 	if err := r.deleteContainer(ctx, id.SandboxID); err != nil {
 		return err
 	}
+	// As long as there is the lease, List names the sandbox.
+	if err := unmountImage(id.Dir); err != nil {
+		return err
+	}
 	if err := r.dropImage(ctx, id.SandboxID); err != nil {
 		return err
 	}

@@ -17,9 +17,15 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// Layer is a tar archive of some of the node's programs, each as bin/NAME, of the libraries that they name, and of one file
-// of its own, etc/of-the-image.
+// Layer is a tar archive of Programs.
 func Layer(t testing.TB, programs ...string) []byte {
+	t.Helper()
+	return Archive(t, Programs(t, programs...))
+}
+
+// Programs are some of the node's programs, each as bin/NAME, the libraries that they name, and one file of the image's own,
+// etc/of-the-image.
+func Programs(t testing.TB, programs ...string) map[string][]byte {
 	t.Helper()
 	files := map[string][]byte{"etc/of-the-image": []byte("image\n")}
 	for _, name := range programs {
@@ -36,11 +42,11 @@ func Layer(t testing.TB, programs ...string) []byte {
 			require.NoError(t, err)
 		}
 	}
-	return Archive(t, files)
+	return files
 }
 
-// Archive is a tar archive of files that everybody may read and execute.
-func Archive(t testing.TB, files map[string][]byte) []byte {
+// Archive is a tar archive of files that everybody may read and execute, and of entries that have no content.
+func Archive(t testing.TB, files map[string][]byte, entries ...tar.Header) []byte {
 	t.Helper()
 	var buf bytes.Buffer
 	w := tar.NewWriter(&buf)
@@ -49,27 +55,35 @@ func Archive(t testing.TB, files map[string][]byte) []byte {
 		_, err := w.Write(content)
 		require.NoError(t, err)
 	}
+	for _, e := range entries {
+		require.NoError(t, w.WriteHeader(&e))
+	}
 	require.NoError(t, w.Close())
 	return buf.Bytes()
 }
 
-// Import gives containerd an image of one layer, a tar archive, and answers with its digest.
-func (d *Daemon) Import(t testing.TB, name string, layer []byte) string {
+// Import gives containerd an image of layers, each a tar archive, the lowest first, and answers with its digest.
+func (d *Daemon) Import(t testing.TB, name string, layers ...[]byte) string {
 	t.Helper()
-	sum := sha256.Sum256(layer)
-	config, err := json.Marshal(map[string]any{
-		"architecture": "amd64", "os": "linux", "config": map[string]any{},
-		"rootfs": map[string]any{"type": "layers", "diff_ids": []string{"sha256:" + hex.EncodeToString(sum[:])}},
+	files := map[string][]byte{}
+	var names, sums []string
+	for i, layer := range layers {
+		sum := sha256.Sum256(layer)
+		names, sums = append(names, fmt.Sprintf("layer-%d.tar", i)), append(sums, "sha256:"+hex.EncodeToString(sum[:]))
+		files[names[i]] = layer
+	}
+	var err error
+	files["config.json"], err = json.Marshal(map[string]any{
+		"architecture": "amd64", "os": "linux", "config": map[string]any{}, "rootfs": map[string]any{"type": "layers", "diff_ids": sums},
 	})
 	require.NoError(t, err)
-	manifest := fmt.Sprintf(`[{"Config":"config.json","RepoTags":[%q],"Layers":["layer.tar"]}]`, name)
+	files["manifest.json"], err = json.Marshal([]any{map[string]any{"Config": "config.json", "RepoTags": []string{name}, "Layers": names}})
+	require.NoError(t, err)
 	c := d.Client()
 	defer c.Close()
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	imported, err := c.Import(ctx, bytes.NewReader(Archive(t, map[string][]byte{
-		"manifest.json": []byte(manifest), "config.json": config, "layer.tar": layer,
-	})))
+	imported, err := c.Import(ctx, bytes.NewReader(Archive(t, files)))
 	require.NoError(t, err)
 	require.Len(t, imported, 1)
 	return imported[0].Target.Digest.String()
