@@ -43,16 +43,17 @@ func compile(r listeners.Rule, on layer) [][]expr.Any {
 		return payload(expr.PayloadBaseTransportHeader, 2, binaryutil.BigEndian.PutUint16(p), expr.CmpOpEq)
 	})
 	all = each(all, r.To, within)
-	if r.Foreign {
-		for _, a := range r.NotFrom {
-			all = and(all, payload(expr.PayloadBaseNetworkHeader, sourceOffset(a), a.AsSlice(), expr.CmpOpNeq))
-		}
+	for _, p := range r.NotFrom {
+		all = and(all, foreign(r, p))
+	}
+	if r.Tagged {
+		all = each(all, []uint16{unix.ETH_P_8021Q, unix.ETH_P_8021AD}, frameType)
+	}
+	if r.Local {
+		all = and(all, addressType(expr.CmpOpEq, unix.RTN_LOCAL))
 	}
 	if r.NotUnicast {
-		all = and(all, []expr.Any{
-			&expr.Fib{Register: 1, FlagDADDR: true, ResultADDRTYPE: true},
-			&expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: binaryutil.NativeEndian.PutUint32(unix.RTN_UNICAST)},
-		})
+		all = and(all, addressType(expr.CmpOpNeq, unix.RTN_UNICAST))
 	}
 	if r.ToSandbox {
 		all = and(all, isSandbox(r.Family, true))
@@ -149,15 +150,49 @@ func destinationOffset(a netip.Addr) uint32 {
 
 // within matches a destination in a range.
 func within(p netip.Prefix) []expr.Any {
+	return inRange(expr.CmpOpEq, p, expr.PayloadBaseNetworkHeader, destinationOffset(p.Addr()))
+}
+
+// foreign matches a packet that says to be from outside of a range: by its source, by what it claims as its own in a neighbour's
+// advertisement (RFC 4861, 4.4), or as the sender of ARP (RFC 826).
+func foreign(r listeners.Rule, p netip.Prefix) []expr.Any {
+	switch {
+	case r.Claim:
+		return inRange(expr.CmpOpNeq, p, expr.PayloadBaseTransportHeader, 8)
+	case r.ARP:
+		return inRange(expr.CmpOpNeq, p, expr.PayloadBaseNetworkHeader, 14)
+	}
+	return inRange(expr.CmpOpNeq, p, expr.PayloadBaseNetworkHeader, sourceOffset(p.Addr()))
+}
+
+// inRange compares an address of a packet with a range.
+func inRange(op expr.CmpOp, p netip.Prefix, base expr.PayloadBase, offset uint32) []expr.Any {
 	a := p.Masked().Addr()
+	if p.IsSingleIP() {
+		return payload(base, offset, a.AsSlice(), op)
+	}
 	mask := make([]byte, a.BitLen()/8)
 	for i := range p.Bits() {
 		mask[i/8] |= 0x80 >> (i % 8)
 	}
 	return []expr.Any{
-		&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseNetworkHeader, Offset: destinationOffset(a), Len: uint32(len(mask))},
+		&expr.Payload{DestRegister: 1, Base: base, Offset: offset, Len: uint32(len(mask))},
 		&expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: uint32(len(mask)), Mask: mask, Xor: make([]byte, len(mask))},
-		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: a.AsSlice()},
+		&expr.Cmp{Op: op, Register: 1, Data: a.AsSlice()},
+	}
+}
+
+// frameType matches the type in a frame's own header. That of a VLAN's frame is seen nowhere else: the kernel takes the tag off
+// before the rules, and puts it back for who looks at the header.
+func frameType(t uint16) []expr.Any {
+	return payload(expr.PayloadBaseLLHeader, 12, binaryutil.BigEndian.PutUint16(t), expr.CmpOpEq)
+}
+
+// addressType compares what the node's routing tables say of a destination.
+func addressType(op expr.CmpOp, kind uint32) []expr.Any {
+	return []expr.Any{
+		&expr.Fib{Register: 1, FlagDADDR: true, ResultADDRTYPE: true},
+		&expr.Cmp{Op: op, Register: 1, Data: binaryutil.NativeEndian.PutUint32(kind)},
 	}
 }
 

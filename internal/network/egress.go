@@ -314,7 +314,7 @@ func (r *egressRules) addSandbox(c *nftables.Conn, g *governed) error {
 // addOut adds the rules for what the sandbox sends.
 func (r *egressRules) addOut(c *nftables.Conn, chain *nftables.Chain, g *governed) {
 	id, mode := g.rec.ID, g.rec.Egress.mode()
-	for _, t := range neighbourTypes() {
+	for _, t := range neighbours() {
 		r.rule(c, chain, append(t, &expr.Verdict{Kind: expr.VerdictAccept})...)
 	}
 	if mode == egress.Allowlist {
@@ -375,9 +375,7 @@ func (r *egressRules) toResolvers() (out [][]expr.Any) {
 		for _, proto := range []uint8{listeners.TCP, listeners.UDP} {
 			rule := listeners.Rule{Protocols: []uint8{proto}, Ports: []uint16{dnsPort}, To: hostRanges(a), Action: listeners.Admit}
 			for _, e := range compile(rule, routedLayer) {
-				out = append(out, append(e[:len(e)-2],
-					&expr.Fib{Register: 1, FlagDADDR: true, ResultADDRTYPE: true},
-					&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: binaryutil.NativeEndian.PutUint32(unix.RTN_LOCAL)}))
+				out = append(out, append(e[:len(e)-2], addressType(expr.CmpOpEq, unix.RTN_LOCAL)...))
 			}
 		}
 	}
@@ -388,11 +386,12 @@ func hostRanges(a netip.Addr) []netip.Prefix { return []netip.Prefix{netip.Prefi
 
 const dnsPort = 53
 
-// neighbourTypes match what keeps IPv6 going on the link.
-func neighbourTypes() (out [][]expr.Any) {
-	rule := listeners.Rule{Family: listeners.IPv6, Protocols: []uint8{listeners.ICMPv6}, ICMPTypes: listeners.Neighbours(), Action: listeners.Admit}
-	for _, e := range compile(rule, routedLayer) {
-		out = append(out, e[:len(e)-2])
+// neighbours match what keeps IPv6 going on the link.
+func neighbours() (out [][]expr.Any) {
+	for _, rule := range listeners.Neighbours() {
+		for _, e := range compile(rule, routedLayer) {
+			out = append(out, e[:len(e)-2])
+		}
 	}
 	return out
 }

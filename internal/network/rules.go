@@ -161,8 +161,7 @@ func (r *rules) addTranslation(c *nftables.Conn) {
 	}
 	chain := c.AddChain(&nftables.Chain{Table: r.routed, Name: translate, Type: nftables.ChainTypeNAT, Hooknum: nftables.ChainHookPostrouting, Priority: nftables.ChainPriorityNATSource})
 	for _, p := range r.translated {
-		from := within(p)
-		from[0].(*expr.Payload).Offset = sourceOffset(p.Addr())
+		from := inRange(expr.CmpOpEq, p, expr.PayloadBaseNetworkHeader, sourceOffset(p.Addr()))
 		c.AddRule(&nftables.Rule{Table: r.routed, Chain: chain, Exprs: slices.Concat(ofFamily(listeners.FamilyOf(p.Addr()), routedLayer), from, []expr.Any{&expr.Counter{}, &expr.Masq{}})})
 	}
 }

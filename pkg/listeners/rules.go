@@ -55,6 +55,8 @@ type Rule struct {
 	Family Family
 	// NotIP: neither IPv4 nor IPv6. ARP counts as neither.
 	NotIP, ARP bool
+	// Tagged: the frame is one of a VLAN.
+	Tagged bool
 	// Protocols is one of these.
 	Protocols []uint8
 	// NotProtocols: none of these.
@@ -67,9 +69,13 @@ type Rule struct {
 	Ports []uint16
 	// To: the destination is in one of these.
 	To []netip.Prefix
-	// Foreign: the source is none of NotFrom, which are of Family.
+	// Foreign: the source is in none of NotFrom, which are of Family; of ARP: the sender's protocol address.
 	Foreign bool
-	NotFrom []netip.Addr
+	NotFrom []netip.Prefix
+	// Claim: ICMPTypes is a neighbour's advertisement, and what it advertises is in none of NotFrom.
+	Claim bool
+	// Local: the destination is an address of the node, as its routing tables say.
+	Local bool
 	// NotUnicast: the destination is the node itself, a broadcast, multicast or anycast address, or nothing that the node
 	// has a route to, as the node's own routing tables say.
 	NotUnicast bool
@@ -83,20 +89,41 @@ type Rule struct {
 // guest could become the node's router.
 var neighbours = []uint8{131, 132, 133, 135, 136, 143}
 
-// Neighbours are the types of ICMPv6 that any sandbox sends to the node's side of its link.
-func Neighbours() []uint8 { return slices.Clone(neighbours) }
+const advertisement = 136
+
+var (
+	linkLocal   = netip.MustParsePrefix("fe80::/10")
+	linkGroups  = netip.MustParsePrefix("ff02::/16")
+	unspecified = hosts([]netip.Addr{netip.IPv4Unspecified(), netip.IPv6Unspecified()})
+)
+
+// Neighbours admit what keeps IPv6 going between a sandbox and its link: to the link's own addresses, and to the node, whose
+// questions may come from any address of it. Elsewhere such a message is one of ICMP as any other.
+func Neighbours() []Rule {
+	rule := Rule{Why: "neighbour discovery", Family: IPv6, Protocols: []uint8{ICMPv6}, ICMPTypes: neighbours, Action: Admit}
+	onLink, toNode := rule, rule
+	onLink.To, toNode.Local = []netip.Prefix{linkLocal, linkGroups}, true
+	return []Rule{onLink, toNode}
+}
 
 // Source are the first rules for what a sandbox with these addresses sends, as it leaves the sandbox; Ingress are the rest,
 // the same for every sandbox.
 func Source(own []netip.Addr) []Rule {
-	return []Rule{
+	four, six := hosts(addrs(own, IPv4)), hosts(addrs(own, IPv6))
+	// Before an interface has an address, it asks without one (RFC 5227, 4862).
+	onLink := slices.Concat(six, unspecified[1:], []netip.Prefix{linkLocal})
+	rules := []Rule{
+		{Why: "a frame of a VLAN", Tagged: true, Action: Drop},
+		{Why: "a sender that is not the sandbox", ARP: true, Foreign: true, NotFrom: slices.Concat(four, unspecified[:1]), Action: Drop},
 		{Why: "address resolution", ARP: true, Action: Admit},
 		{Why: "neither IPv4 nor IPv6", NotIP: true, Action: Drop},
-		{Why: "neighbour discovery", Family: IPv6, Protocols: []uint8{ICMPv6}, ICMPTypes: neighbours, Action: Admit},
-		// The rules that follow, and the routed ones, know a sandbox by its address.
-		{Why: "a source that is not the sandbox's", Family: IPv4, Foreign: true, NotFrom: addrs(own, IPv4), Action: Drop},
-		{Why: "a source that is not the sandbox's", Family: IPv6, Foreign: true, NotFrom: addrs(own, IPv6), Action: Drop},
+		{Why: "a sender that is not the sandbox", Family: IPv6, Protocols: []uint8{ICMPv6}, ICMPTypes: neighbours, Foreign: true, NotFrom: onLink, Action: Drop},
+		{Why: "a neighbour that is not the sandbox", Family: IPv6, Protocols: []uint8{ICMPv6}, ICMPTypes: []uint8{advertisement}, Claim: true, NotFrom: onLink, Action: Drop},
 	}
+	// The rules that follow, and the routed ones, know a sandbox by its address.
+	return append(append(rules, Neighbours()...),
+		Rule{Why: "a source that is not the sandbox's", Family: IPv4, Foreign: true, NotFrom: four, Action: Drop},
+		Rule{Why: "a source that is not the sandbox's", Family: IPv6, Foreign: true, NotFrom: six, Action: Drop})
 }
 
 // Ingress are the rules for what any sandbox sends, after those of Source.
@@ -118,7 +145,7 @@ func (l List) Forwarded() []Rule { return append(l.nameservers(), l.closed()...)
 
 // Local are the rules for what comes from a sandbox and is about to be taken in by the node.
 func (l List) Local() []Rule {
-	rules := append([]Rule{{Why: "neighbour discovery", Family: IPv6, Protocols: []uint8{ICMPv6}, ICMPTypes: neighbours, Action: Admit}}, l.nameservers()...)
+	rules := append(Neighbours(), l.nameservers()...)
 	return append(rules, Rule{Why: "the node itself", Action: Refuse})
 }
 

@@ -12,7 +12,9 @@ import (
 // packet is what rules look at.
 type packet struct {
 	arp, notIP bool
+	tagged     bool
 	from, to   netip.Addr
+	claim      netip.Addr // what a neighbour advertises
 	protocol   uint8
 	port       uint16
 	icmpType   uint8
@@ -27,11 +29,14 @@ func (r Rule) matches(p packet) bool {
 	if p.to.Is4In6() {
 		family = IPv6
 	}
+	inNone := func(a netip.Addr) bool {
+		return !slices.ContainsFunc(r.NotFrom, func(p netip.Prefix) bool { return p.Contains(a) })
+	}
 	inOne := slices.ContainsFunc(r.To, func(to netip.Prefix) bool { return to.Contains(p.to) })
 	switch {
 	case r.ARP != p.arp && r.ARP, r.NotIP && !p.notIP && !p.arp:
 		return false
-	case (p.arp || p.notIP) && !r.ARP && !r.NotIP:
+	case (p.arp || p.notIP) && !r.ARP && !r.NotIP && !r.Tagged:
 		return false
 	case r.Family != AnyFamily && r.Family != family,
 		len(r.Protocols) > 0 && !slices.Contains(r.Protocols, p.protocol),
@@ -40,7 +45,10 @@ func (r Rule) matches(p packet) bool {
 		len(r.ICMPTypes) > 0 && !slices.Contains(r.ICMPTypes, p.icmpType),
 		len(r.Ports) > 0 && !slices.Contains(r.Ports, p.port),
 		len(r.To) > 0 && !inOne,
-		r.Foreign && slices.Contains(r.NotFrom, p.from),
+		r.Foreign && !inNone(p.from),
+		r.Claim && !inNone(p.claim),
+		r.Tagged && !p.tagged,
+		r.Local && !p.local,
 		r.NotUnicast && !p.local,
 		r.ToSandbox && !p.sandbox:
 		return false
@@ -110,12 +118,23 @@ func TestP10WhatASandboxSendsIsRefusedOrNot(t *testing.T) {
 		"a fragment of IPv6":                   {to(sent("2001:db8::1", UDP, 443), func(p *packet) { p.fragment = true }), Drop},
 		"SCTP":                                 {sent("198.51.100.10", 132, 443), Refuse},
 		"IPv6 in IPv4":                         {sent("198.51.100.10", 41, 0), Refuse},
-		"address resolution":                   {packet{arp: true}, Admit},
+		"address resolution":                   {packet{arp: true, from: own[0]}, Admit},
+		"a probe for an address":               {packet{arp: true, from: netip.IPv4Unspecified()}, Admit},
+		"address resolution for somebody else": {packet{arp: true, from: netip.MustParseAddr("10.231.0.6")}, Drop},
+		"a frame of a VLAN":                    {to(sent("198.51.100.10", TCP, 443), func(p *packet) { p.tagged = true }), Drop},
+		"ARP in a VLAN":                        {packet{arp: true, from: own[0], tagged: true}, Drop},
 		"something else than IP":               {packet{notIP: true}, Drop},
 		"a neighbour's question":               {packet{from: netip.MustParseAddr("fe80::5"), to: netip.MustParseAddr("ff02::1:ff00:1"), protocol: ICMPv6, icmpType: 135, local: true}, Admit},
-		"a router's advertisement":             {packet{from: netip.MustParseAddr("fe80::5"), to: netip.MustParseAddr("ff02::1"), protocol: ICMPv6, icmpType: 134, local: true}, Drop},
-		"a redirect":                           {packet{from: own[1], to: netip.MustParseAddr("fe80::1"), protocol: ICMPv6, icmpType: 137, local: true}, Refuse},
-		"a sandbox with one family, the other": {packet{from: netip.MustParseAddr("fd23::5"), to: netip.MustParseAddr("2001:db8::1"), protocol: TCP, port: 443}, Admit},
+		"a neighbour's question before there is an address": {packet{from: netip.IPv6Unspecified(), to: netip.MustParseAddr("ff02::1:ff00:1"), protocol: ICMPv6, icmpType: 135, local: true}, Admit},
+		"a neighbour's answer to the node":                  {to(sent("fd23::1", ICMPv6, 0), func(p *packet) { p.icmpType, p.local, p.claim = 136, true, own[1] }), Admit},
+		"a neighbour's answer for another":                  {to(sent("ff02::1", ICMPv6, 0), func(p *packet) { p.icmpType, p.local, p.claim = 136, true, netip.MustParseAddr("fd23::6") }), Drop},
+		"a neighbour's question as another":                 {packet{from: netip.MustParseAddr("fd23::6"), to: netip.MustParseAddr("ff02::1"), protocol: ICMPv6, icmpType: 135, local: true}, Drop},
+		"a neighbour's question to metadata":                {to(sent("fd00:ec2::254", ICMPv6, 0), func(p *packet) { p.icmpType = 135 }), Refuse},
+		"a neighbour's question to another sandbox":         {to(sent("fd23::6", ICMPv6, 0), func(p *packet) { p.icmpType, p.sandbox = 135, true }), Refuse},
+		"a neighbour's question as anybody to anywhere":     {packet{from: netip.MustParseAddr("fe80::5"), to: netip.MustParseAddr("2001:db8::1"), protocol: ICMPv6, icmpType: 135}, Drop},
+		"a router's advertisement":                          {packet{from: netip.MustParseAddr("fe80::5"), to: netip.MustParseAddr("ff02::1"), protocol: ICMPv6, icmpType: 134, local: true}, Drop},
+		"a redirect":                                        {packet{from: own[1], to: netip.MustParseAddr("fe80::1"), protocol: ICMPv6, icmpType: 137, local: true}, Refuse},
+		"a sandbox with one family, the other":              {packet{from: netip.MustParseAddr("fd23::5"), to: netip.MustParseAddr("2001:db8::1"), protocol: TCP, port: 443}, Admit},
 	} {
 		require.Equal(t, c.want, decide(ingress, c.p), name)
 	}
@@ -151,11 +170,12 @@ func TestP10NothingClosedIsEverAdmitted(t *testing.T) {
 		}
 		p.protocol = rapid.Byte().Draw(t, "protocol")
 		p.port = rapid.OneOf(rapid.Uint16(), rapid.SampledFrom(append(list.tcpPorts(), 53))).Draw(t, "port")
-		p.icmpType = rapid.Byte().Draw(t, "type")
+		p.icmpType = rapid.OneOf(rapid.Byte(), rapid.SampledFrom(neighbours)).Draw(t, "type")
+		p.claim = rapid.SampledFrom([]netip.Addr{own[1], netip.MustParseAddr("fd23::6")}).Draw(t, "claim")
 		p.local, p.sandbox, p.fragment = rapid.Bool().Draw(t, "local"), rapid.Bool().Draw(t, "sandbox"), rapid.Bool().Draw(t, "fragment")
 		closed := p.local || p.sandbox || slices.ContainsFunc(Management, func(m netip.Prefix) bool { return m.Contains(p.to) }) ||
 			p.protocol == TCP && slices.Contains(list.tcpPorts(), p.port)
-		excused := p.port == 53 && slices.Contains(list.Nameservers, p.to) || p.to.Is6() && p.protocol == ICMPv6 && slices.Contains(neighbours, p.icmpType)
+		excused := p.port == 53 && slices.Contains(list.Nameservers, p.to) || p.to.Is6() && p.protocol == ICMPv6 && slices.Contains(neighbours, p.icmpType) && (p.local || linkLocal.Contains(p.to)) && (p.icmpType != advertisement || p.claim == own[1])
 		if closed && !excused {
 			require.NotEqual(t, Admit, decide(ingress, p))
 		}
