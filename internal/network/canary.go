@@ -39,6 +39,8 @@ type Canaries struct {
 	// trusted has an entry for each time that this process itself was heard.
 	trusted chan struct{}
 	closed  chan struct{}
+	// answered: all of them have heard this process.
+	answered bool
 
 	mu      sync.Mutex
 	reached []string // by the sandbox
@@ -84,6 +86,7 @@ func (m *Manager) Canaries(id string) (_ *Canaries, err error) {
 	if err := c.try(); err != nil {
 		return nil, err
 	}
+	c.answered = true
 	// Nobody but the cloud can listen there.
 	for _, a := range []string{"169.254.169.254:80", "[fd00:ec2::254]:80"} {
 		c.targets = append(c.targets, Target{Network: "tcp", Address: netip.MustParseAddrPort(a), Token: c.token})
@@ -94,10 +97,14 @@ func (m *Manager) Canaries(id string) (_ *Canaries, err error) {
 // Targets are what the sandbox has to try.
 func (c *Canaries) Targets() []Target { return c.targets }
 
-// Close closes the canaries and says which ones the sandbox has reached.
+// Close closes the canaries and says which ones the sandbox has reached. What has arrived at them is heard first: it is in the
+// kernel's queues before what this process sends now.
 func (c *Canaries) Close() ([]string, error) {
-	close(c.closed)
 	var errs []error
+	if c.answered {
+		errs = append(errs, c.try())
+	}
+	close(c.closed)
 	for _, f := range c.closers {
 		errs = append(errs, f())
 	}

@@ -2,10 +2,12 @@ package network
 
 import (
 	"context"
+	"net"
 	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -345,4 +347,27 @@ func TestCanariesHearTheSandboxThatReachesThem(t *testing.T) {
 	l.restore()
 	_, err := l.Canaries("sb-none")
 	require.ErrorIs(t, err, ErrNotFound)
+}
+
+func TestCanariesHearWhatHasArrivedWhenTheyAreClosed(t *testing.T) {
+	l := newLab(t, false)
+	rec := l.connect("sb-one", Bridge)
+	c, err := l.Canaries(rec.ID)
+	require.NoError(t, err)
+	udp := slices.DeleteFunc(slices.Clone(c.own), func(a Target) bool { return a.Network != "udp" })
+	const each = 5
+	c.mu.Lock() // the canaries are slow
+	for _, to := range udp {
+		conn, err := net.Dial("udp", to.Address.String())
+		require.NoError(t, err)
+		for range each {
+			_, err := conn.Write([]byte(to.Token))
+			require.NoError(t, err)
+		}
+		require.NoError(t, conn.Close())
+	}
+	time.AfterFunc(50*time.Millisecond, c.mu.Unlock)
+	reached, err := c.Close()
+	require.NoError(t, err)
+	require.Len(t, reached, each*len(udp))
 }
