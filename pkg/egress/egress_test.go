@@ -50,6 +50,8 @@ func TestAnEntryThatIsNoneIsRefusedWithWhatIsWrong(t *testing.T) {
 		"198.51.100.10/24 x":                      "198.51.100.0/24",
 		"169.254.169.254:80 x":                    "169.254.0.0/16",
 		"127.0.0.1:80 x":                          "no sandbox may reach",
+		"[64:ff9b::a9fe:a9fe]:80 x":               "169.254.0.0/16",
+		"[64:ff9b::7f00:0/104]:80 x":              "no sandbox may reach",
 		"[::1]:80 x":                              "no sandbox may reach",
 		"[::ffff:1.2.3.4]:80 x":                   "IPv4-mapped",
 		"[fe80::1%eth0]:80 x":                     "interface",

@@ -172,6 +172,13 @@ func (e *Entry) setRange(p netip.Prefix) error {
 	if n := overlapping(never, p); n.IsValid() && p.Bits() >= n.Bits() {
 		return fmt.Errorf("%s lies in %s, which no sandbox may reach", p, n)
 	}
+	if nat64.Overlaps(p) && p.Bits() >= nat64.Bits() {
+		a := p.Addr().As16()
+		behind := netip.PrefixFrom(netip.AddrFrom4([4]byte(a[12:])), p.Bits()-nat64.Bits())
+		if n := overlapping(never, behind); n.IsValid() && behind.Bits() >= n.Bits() {
+			return fmt.Errorf("%s leads to %s, which lies in %s, which no sandbox may reach", p, behind, n)
+		}
+	}
 	e.Range = p
 	return nil
 }
