@@ -261,8 +261,8 @@ func route(rec *Record, node netlink.Link) error {
 		return fmt.Errorf("opening the node's network: %w", err)
 	}
 	defer host.Close()
-	// The node needs no link-local address there, which would be one more to be reached at.
-	if err := host.LinkSetIP6AddrGenMode(node, addrGenNone); err != nil && !errors.Is(err, syscall.EOPNOTSUPP) {
+	// The node needs no link-local address there, which would be one more to be reached at. A kernel without IPv6 gives none.
+	if err := host.LinkSetIP6AddrGenMode(node, addrGenNone); err != nil && !errors.Is(err, syscall.EOPNOTSUPP) && !errors.Is(err, syscall.EAFNOSUPPORT) {
 		return fmt.Errorf("setting up the interface %s: %w", node.Attrs().Name, err)
 	}
 	for _, side := range []struct {
