@@ -504,6 +504,7 @@ func (s *session) look(e *execution) (ReceiptFinding, *proven, error) {
 // conclude stops the sandbox where it must, harvests, records the outcome, and answers. What may still run, or broke its
 // seals, is stopped before trusted Git looks at what it wrote, and the evidence of that is part of the answer.
 func (s *session) conclude(e *execution, v verdict) {
+	v = s.endWhatLives(e, v)
 	from, effects, err := s.step(e, v.event)
 	if err != nil {
 		s.finish(e, nil, err)
@@ -524,7 +525,7 @@ func (s *session) conclude(e *execution, v verdict) {
 	result := outcome(e, v, from == Cancelling, s.evidenceOf(e.intent.SandboxID))
 	e.use.tell(result)
 	var harvest *gitview.Harvest
-	durable := effects.Durable || e.use.anything() // which is in no receipt either
+	durable := effects.Durable || outlived(v.proven) || e.use.anything() // which is in no receipt either
 	if v.mayHaveRun() {
 		h := s.harvest(context.Background())
 		harvest, result.Harvest = &h, answeredHarvest(e, v, h)
@@ -534,7 +535,7 @@ func (s *session) conclude(e *execution, v verdict) {
 	point("exec.harvested")
 	durable = s.spill(e, v.proven, result) || durable
 	if err := s.record(e, v.proven, result, harvest, durable); err != nil {
-		if v.event != ExReceipt {
+		if v.event != ExReceipt || outlived(v.proven) {
 			s.finish(e, nil, err)
 			return
 		}
@@ -576,6 +577,20 @@ func answeredHarvest(e *execution, v verdict, h gitview.Harvest) *sandboxv1.Harv
 		return nil
 	}
 	return harvestProto(h)
+}
+
+// endWhatLives ends the sandbox of a command that something of outlived, by its own receipt, before that is its answer: without
+// evidence of that end the receipt proves nothing (P3).
+func (s *session) endWhatLives(e *execution, v verdict) verdict {
+	if v.event != ExReceipt || !outlived(v.proven) || !s.state().HasSandbox() {
+		return v
+	}
+	s.tellBoundary(e, v.proven)
+	left := leftBehind(v.proven)
+	if _, err := s.stop("Exec " + e.intent.ExecID + " left " + left + "."); err != nil {
+		return verdict{event: ExLost, reason: fmt.Sprintf("its receipt says that it left %s, and %s", left, err)}
+	}
+	return v
 }
 
 // mayHaveRun says whether the command can have written anything.
@@ -656,6 +671,11 @@ func leftBehind(p *proven) string {
 	return ""
 }
 
+// outlived says that something which a command began may be alive, or send, when its receipt was written.
+func outlived(p *proven) bool {
+	return p != nil && (p.predicate.Boundary.Cgroup == "populated" || p.predicate.Boundary.SocketsLeft > 0)
+}
+
 // finish gives the outcome to all who wait. The record is in the journal before the exec leaves the live ones, so a
 // lookup always finds one of the two.
 func (s *session) finish(e *execution, r *sandboxv1.ExecResult, err error) {
@@ -682,11 +702,14 @@ func (e *execution) wait(ctx context.Context) (*sandboxv1.ExecResult, error) {
 
 // unrecorded answers an exec whose outcome could not be recorded (the journal's disk is full): its receipt is as durable
 // as a record, and gives the same answer. Without one the next start of the agent finds out, and so it does with one that
-// was cancelled: the evidence belongs to that answer.
+// was cancelled or outlived: the evidence belongs to that answer.
 func (s *session) unrecorded(in *intentRecord) (*sandboxv1.ExecResult, error) {
 	p, err := s.provenOf(in)
 	if err == nil && p.predicate.Cancelled {
 		err = errors.New("it was cancelled")
+	}
+	if err == nil && outlived(p) {
+		err = fmt.Errorf("it left %s", leftBehind(p))
 	}
 	if err != nil {
 		return nil, fmt.Errorf("%w: exec %s has an intent and no recorded outcome, and %w: ask again after the agent's restart", ErrUnavailable, in.ExecID, err)

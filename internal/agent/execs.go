@@ -173,7 +173,7 @@ func (s *session) answeredBefore(e *execution) *sandboxv1.ExecResult {
 		return nil
 	}
 	finding, p, _ := s.look(e)
-	if finding != ReceiptGood || receiptVerdict(p).event != ExReceipt {
+	if finding != ReceiptGood || receiptVerdict(p).event != ExReceipt || outlived(p) {
 		return nil // an answer that rests on more than its receipt was durable before it was given
 	}
 	return resultOf(&e.intent, p)

@@ -75,9 +75,10 @@ func (n *node) holding(session, id, worktree string) *pending {
 
 // pending is a call of Exec that has not come back.
 type pending struct {
-	done   chan struct{}
-	result *sandboxv1.ExecResult
-	err    error
+	request *sandboxv1.ExecRequest
+	done    chan struct{}
+	result  *sandboxv1.ExecResult
+	err     error
 }
 
 func (p *pending) wait() (*sandboxv1.ExecResult, error) {
@@ -86,11 +87,11 @@ func (p *pending) wait() (*sandboxv1.ExecResult, error) {
 }
 
 func (n *node) submit(session, id, command string) *pending {
-	p := &pending{done: make(chan struct{})}
+	p := &pending{done: make(chan struct{}), request: &sandboxv1.ExecRequest{SessionId: session, ExecId: id, Command: command, Text: true}}
 	ctx := n.ctx()
 	go func() {
 		defer close(p.done)
-		p.result, p.err = n.agent.Exec(ctx, &sandboxv1.ExecRequest{SessionId: session, ExecId: id, Command: command, Text: true})
+		p.result, p.err = n.agent.Exec(ctx, p.request)
 	}()
 	return p
 }

@@ -3,8 +3,16 @@ package agent
 import (
 	"crypto/sha256"
 	"encoding/hex"
+	"fmt"
+	"io/fs"
 	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
 	"strings"
+	"sync/atomic"
+	"syscall"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -12,6 +20,8 @@ import (
 	sandboxv1 "github.com/sandbox-agent/sandbox-agent/api/sandbox/v1"
 	"github.com/sandbox-agent/sandbox-agent/internal/config"
 	"github.com/sandbox-agent/sandbox-agent/internal/runtime"
+	"github.com/sandbox-agent/sandbox-agent/internal/runtime/hostkernel"
+	"github.com/sandbox-agent/sandbox-agent/internal/testkit"
 	"github.com/sandbox-agent/sandbox-agent/pkg/receipt"
 )
 
@@ -63,6 +73,84 @@ func TestP3AReceiptThatDoesNotKnowTheSocketsIsNoProofUnlessItsRuntimeConcedesTha
 			require.Equal(t, c.status == sandboxv1.ExecResult_EXITED, err == nil, "what is kept of an earlier sandbox says it too: %v", err)
 		})
 	}
+}
+
+// TestP3WhatOutlivedItsCommandIsSeenToEndBeforeItsReceiptIsAnAnswer: a process of the sandbox's PID
+// namespace, which nothing inside may kill, stands in for one that got out of its command's.
+func TestP3WhatOutlivedItsCommandIsSeenToEndBeforeItsReceiptIsAnAnswer(t *testing.T) {
+	testkit.Need(t, testkit.Program("nsenter"))
+	for name, c := range map[string]struct {
+		evidence bool
+		status   sandboxv1.ExecResult_Status
+		state    sandboxv1.Session_State
+	}{
+		"with evidence":    {true, sandboxv1.ExecResult_EXITED, sandboxv1.Session_IDLE},
+		"without evidence": {false, sandboxv1.ExecResult_UNCERTAIN, sandboxv1.Session_UNCERTAIN},
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := newNode(t)
+			set := &atomic.Bool{}
+			n.agent.hosts.all["embedded"] = stubborn{n.agent.hosts.all["embedded"], set}
+			w := n.session("s").GetWorkspace().GetWorktree()
+			running := n.holding("s", "e1", w)
+			id := n.agent.sessions["s"].sandboxRecord().Identity
+			other := exec.Command("nsenter", "--target", strconv.Itoa(id.Pid), "--pid", "sleep", "600")
+			require.NoError(t, other.Start())
+			var child int
+			require.Eventually(t, func() bool {
+				b, err := os.ReadFile(fmt.Sprintf("/proc/%[1]d/task/%[1]d/children", other.Process.Pid))
+				_, scanErr := fmt.Sscan(string(b), &child)
+				return err == nil && scanErr == nil
+			}, bound, pollEvery)
+			intoCgroupsOf(t, child, id.Cgroups, w)
+			set.Store(!c.evidence)
+			require.NoError(t, os.WriteFile(filepath.Join(w, "go"), nil, 0o644))
+			r, err := running.wait()
+			require.NoError(t, err)
+			require.Equal(t, c.status, r.GetStatus(), r.GetReason())
+			x := n.get("s")
+			require.Equal(t, c.state, x.GetState())
+			require.Contains(t, x.GetReason(), "left processes in its cgroup")
+			if !c.evidence {
+				require.Contains(t, r.GetReason(), "left processes in its cgroup")
+				require.NoError(t, syscall.Kill(child, 0), "it lives: nobody has seen it end")
+			}
+			set.Store(false)
+			require.Eventually(t, func() bool { return n.get("s").GetState() == sandboxv1.Session_IDLE }, bound, pollEvery)
+			require.Error(t, other.Wait(), "it was killed")
+			again, err := n.agent.Exec(n.ctx(), running.request)
+			require.NoError(t, err)
+			require.Equal(t, c.status, again.GetStatus(), "the answer stays")
+		})
+	}
+}
+
+// intoCgroupsOf moves a process into the cgroups of the command that runs in a worktree.
+func intoCgroupsOf(t *testing.T, pid int, dirs []string, worktree string) {
+	t.Helper()
+	var inside []int
+	for _, p := range (hostkernel.Tree{Dirs: dirs}).Pids() {
+		if cwd, err := os.Readlink(fmt.Sprintf("/proc/%d/cwd", p)); err == nil && cwd == worktree {
+			inside = append(inside, p)
+		}
+	}
+	require.NotEmpty(t, inside)
+	command := strconv.Itoa(slices.Min(inside)) // its children come and go
+	moved := 0
+	for _, dir := range dirs {
+		require.NoError(t, filepath.WalkDir(dir, func(path string, _ fs.DirEntry, err error) error {
+			if err != nil || filepath.Base(path) != "cgroup.procs" {
+				return err
+			}
+			b, err := os.ReadFile(path)
+			if err == nil && slices.Contains(strings.Fields(string(b)), command) {
+				moved++
+				err = os.WriteFile(path, []byte(strconv.Itoa(pid)), 0)
+			}
+			return err
+		}))
+	}
+	require.NotZero(t, moved)
 }
 
 // leaveReceipt writes an exec's receipt into the folder, and answers with the key that verifies it.
