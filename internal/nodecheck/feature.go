@@ -163,7 +163,7 @@ var Table = []Feature{
 	{ID: Idmap, Since: "Linux 5.12", For: "a command owns the worktree's files, and the node's ids stay as they are", Promises: "P11", By: NeedShared, Kept: Weaker,
 		Instead: "commands run as the worktree's owner on disk; a worktree that root owns is refused", Remedy: "put it on a file system that can: ext4, xfs, btrfs, f2fs (5.12 to 5.18), tmpfs (6.3); overlay needs a very new kernel"},
 	{ID: SockDestroy, Since: "Linux 4.5", For: "no socket of a command sends after its answer", Promises: "P3", By: NeedShared, Kept: Weaker,
-		Instead: "a command that leaves an internet socket is answered UNCERTAIN, and its sandbox is stopped", Remedy: "load tcp_diag and udp_diag; kernel option CONFIG_INET_DIAG_DESTROY"},
+		Instead: "the sandbox of a command that leaves an internet socket ends before its answer; where they are not even listed, every command is UNCERTAIN", Remedy: "load tcp_diag and udp_diag; kernel option CONFIG_INET_DIAG_DESTROY"},
 	{ID: StateSpace, For: "the journal and the receipts have room", Promises: "P1, P6, P13", By: NeedAgent, Stops: true,
 		Instead: noStart, Remedy: "free space on the disk of state_dir, or name another"},
 	{ID: Fsync, For: "an intent is on disk before its command starts; a receipt before its answer", Promises: "P1, P6", By: NeedAgent, Stops: true,
