@@ -112,14 +112,14 @@ func (l *lab) namespaceFile() *os.File {
 	return ns
 }
 
-// attempts is a client that tries each of its arguments, "tcp|udp ADDRESS PORT", and says what came of it. It is told to wait
-// for two seconds, which nothing that is refused ever takes.
+// attempts is a client that tries each of its arguments, "tcp|udp ADDRESS PORT", and says what came of it. It waits
+// for ten seconds: the first packet of a new bridge may take one, and nothing that is refused takes any.
 const attempts = `
 import socket, sys
 for t in sys.argv[1:]:
     kind, address, port = t.split()
     s = socket.socket(socket.AF_INET6 if ':' in address else socket.AF_INET, socket.SOCK_STREAM if kind == 'tcp' else socket.SOCK_DGRAM)
-    s.settimeout(2)
+    s.settimeout(10)
     try:
         s.connect((address, int(port)))
         if kind == 'udp': s.send(b'x')
