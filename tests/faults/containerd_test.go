@@ -17,10 +17,14 @@ import (
 	sandboxv1 "github.com/sandbox-agent/sandbox-agent/api/sandbox/v1"
 	"github.com/sandbox-agent/sandbox-agent/internal/testkit"
 	"github.com/sandbox-agent/sandbox-agent/internal/testkit/containerd"
+	"github.com/sandbox-agent/sandbox-agent/pkg/receipt/verify"
 )
 
 // overContainerd says whether a point is one of containerd's runtime.
 func overContainerd(point string) bool { return strings.HasPrefix(point, "containerd.") }
+
+// ofGuests says whether only the start of a sandbox with a kernel of its own comes by a point.
+func ofGuests(point string) bool { return strings.HasPrefix(point, "containerd.guest-") }
 
 // madeOverContainerd are the operations that begin and end sandboxes.
 var madeOverContainerd = []string{"exec that needs a new sandbox", "start after the sandbox died", "create", "retire beside a running exec"}
@@ -65,11 +69,58 @@ func TestP6OverContainerdAnAgentThatIsKilledBetweenAnyTwoStepsNeverLiesAfterward
 		}
 	}
 	t.Logf("%d calls that were to be cut short, killed at %d points, 0 violations", tried, len(crashed))
-	requireAll(t, crashed, overContainerd)
+	requireAll(t, crashed, func(point string) bool { return overContainerd(point) && !ofGuests(point) })
 	if c.s != nil {
 		c.end()
 	}
 	c.keptBy(d)
+}
+
+// TestP6UnderGVisorAnAgentThatIsKilledWhileASandboxStartsLeavesNothingOfItsImage is the same for what only such a sandbox has: an
+// image that is mounted on the node.
+func TestP6UnderGVisorAnAgentThatIsKilledWhileASandboxStartsLeavesNothingOfItsImage(t *testing.T) {
+	t.Parallel()
+	needAgent(t)
+	d := containerd.Start(t, "runc", "gvisor")
+	digest := d.Import(t, "localhost/tools:1", containerd.Layer(t, "bash", "mkdir", "flock", "git"))
+	a := newAgent(t, fmt.Sprintf("runtime: {default: gvisor, allowed: [gvisor]}\ncontainerd: {address: %s}\nrootfs: localhost/tools@%s\n", d.Address, digest))
+	c := &crashCase{agent: a, repo: testkit.Repo(t, owner)}
+	create := operations()[slices.IndexFunc(operations(), func(o operation) bool { return o.name == "create" })]
+	points := slices.DeleteFunc(namedPoints(t), func(p string) bool { return !ofGuests(p) })
+	require.NotEmpty(t, points)
+	if long() {
+		points = append(points, "containerd.image-leased", "containerd.image-viewed", "containerd.prepared", "containerd.container-made", "containerd.init-waits", "containerd.started")
+	}
+	for _, point := range points {
+		died, _ := c.run(create, point, 1)
+		require.True(t, died, "nothing comes by %s", point)
+		c.keptBy(d)
+		require.Empty(t, mountsBelow(t, a.State), "an image is mounted, and no sandbox is there")
+	}
+
+	s := c.fresh()
+	require.Equal(t, digest, s.get().GetSandbox().GetProvenance().GetRootfsDigest())
+	require.Len(t, mountsBelow(t, a.State), 1, "the session's sandbox has its image mounted")
+	result := s.settle(s.request(""))
+	key, err := verify.LoadKey(filepath.Join(a.State, "keys", result.GetSandboxId()+".pub"))
+	require.NoError(t, err)
+	p, err := verify.Envelope(result.GetReceipt(), key)
+	require.NoError(t, err)
+	require.Equal(t, digest, p.Provenance.RootfsDigest)
+	c.end()
+	c.keptBy(d)
+	require.Empty(t, mountsBelow(t, a.State))
+}
+
+// mountsBelow are the mount points below a folder.
+func mountsBelow(t *testing.T, dir string) (points []string) {
+	t.Helper()
+	for _, line := range strings.Split(string(read("/proc/self/mountinfo")), "\n") {
+		if f := strings.Fields(line); len(f) > 4 && strings.HasPrefix(f[4], dir+"/") {
+			points = append(points, f[4])
+		}
+	}
+	return points
 }
 
 // keptBy requires that containerd comes to have nothing of any sandbox but the session's.

@@ -3,9 +3,12 @@ package containerd
 import (
 	"archive/tar"
 	"context"
+	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -27,7 +30,7 @@ func hostileImage(t *testing.T, h *host, spec runtime.Spec) (rootfs, digest stri
 	root := int(spec.IDs.HostBase)
 	// Two layers, of which containerd makes an overlay; of one it makes a bind mount.
 	tries := containerd.Archive(t, map[string][]byte{"bin/id": files["bin/id"]},
-		tar.Header{Name: "usr/node", Typeflag: tar.TypeBlock, Mode: 0o666, Devmajor: 7},
+		tar.Header{Name: "usr/node", Typeflag: tar.TypeChar, Mode: 0o666, Devmajor: 1, Devminor: 11},
 		tar.Header{Name: "usr/theirs", Typeflag: tar.TypeReg, Mode: 0o644, Uid: 1234, Gid: 1234},
 		tar.Header{Name: "usr/set-id", Typeflag: tar.TypeLink, Linkname: "bin/id", Mode: 0o6755, Uid: root, Gid: root},
 		tar.Header{Name: "tmp", Typeflag: tar.TypeSymlink, Linkname: "etc"},
@@ -50,6 +53,7 @@ func serveGuest(t *testing.T, h *host) {
 	spec := h.spec(0)
 	var digest string
 	spec.Rootfs, digest = hostileImage(t, h, spec)
+	h.works(spec)
 	s := h.create(spec)
 	require.Equal(t, runtime.Provenance{
 		Rootfs: spec.Rootfs, RootfsKind: runtime.RootfsImage, RootfsDigest: digest,
@@ -82,6 +86,29 @@ func serveGuest(t *testing.T, h *host) {
 	}
 	h.stop(s)
 	h.noImage(spec)
+}
+
+// works shows, as the control, that the image's set-id program and its device do what they can where they are mounted as the
+// snapshotter says.
+func (h *host) works(spec runtime.Spec) {
+	h.t.Helper()
+	spec.SandboxID = newID(h.t)
+	img, err := h.r.viewImage(bound(h.t), spec)
+	require.NoError(h.t, err)
+	dir := filepath.Join(h.state, "control")
+	require.NoError(h.t, os.Mkdir(dir, 0o755))
+	require.NoError(h.t, img.inImage(dir, func() error {
+		f, err := os.Open(filepath.Join(dir, "usr/node"))
+		require.NoError(h.t, err)
+		require.NoError(h.t, f.Close())
+		cmd := exec.Command(filepath.Join(dir, "usr/set-id"), "-u")
+		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 1234, Gid: 1234}}
+		out, err := cmd.Output()
+		require.NoError(h.t, err)
+		require.Equal(h.t, fmt.Sprintln(spec.IDs.HostBase), string(out))
+		return nil
+	}))
+	require.NoError(h.t, h.r.dropImage(bound(h.t), spec.SandboxID))
 }
 
 // noImage asserts that nothing of a sandbox's image is left, of the node's mounts or in containerd.
@@ -127,13 +154,9 @@ func TestP5AnImageThatAStartLeftMountedIsTakenOffTheNode(t *testing.T) {
 
 	busy, err := os.Open(imageDir(spec.Dir))
 	require.NoError(t, err)
+	defer busy.Close()
 	_, err = h.runtime().Remove(bound(t), runtime.Identity{SandboxID: spec.SandboxID})
-	require.ErrorIs(t, err, runtime.ErrNoEvidence, "somebody on the node uses it")
-	require.ErrorIs(t, err, unix.EBUSY)
-	require.ErrorContains(t, err, imageDir(spec.Dir))
-	require.NoError(t, busy.Close())
-	_, err = h.runtime().Remove(bound(t), runtime.Identity{SandboxID: spec.SandboxID})
-	require.NoError(t, err)
+	require.NoError(t, err, "also while somebody on the node uses it")
 	h.noImage(spec)
 }
 

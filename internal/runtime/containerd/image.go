@@ -173,12 +173,13 @@ func sameFolder(dir, root string) error {
 	return nil
 }
 
-// unmountImage takes a guest's image off the node. That there is none is fine.
+// unmountImage takes a guest's image off the node. That there is none is fine, and that somebody of the node has a file of it
+// open: it is gone from the node's folders then, and none of the sandbox's processes is left.
 func unmountImage(dir string) error {
 	if dir == "" {
 		return nil
 	}
-	if err := mount.UnmountAll(imageDir(dir), unix.UMOUNT_NOFOLLOW); err != nil {
+	if err := mount.UnmountAll(imageDir(dir), unix.UMOUNT_NOFOLLOW|unix.MNT_DETACH); err != nil {
 		return fmt.Errorf("taking the image off %s: %w", imageDir(dir), err)
 	}
 	return nil
