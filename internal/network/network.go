@@ -74,12 +74,9 @@ func New(opts Options) (*Manager, error) {
 		opts.Log = slog.New(slog.DiscardHandler)
 	}
 	opts.Listeners.Nameservers = slices.Concat(opts.Nameservers, opts.Egress.Resolvers)
-	shared, err := newRules(opts.StateDir, opts.Listeners, opts.Bridge.Subnets)
-	if err != nil {
-		opts.Log.Warn("whether the rules of sandboxes are as the last agent left them can't be said", "error", err)
-	}
 	m := &Manager{
-		opts: opts, log: opts.Log, rules: shared, last: map[netip.Prefix]netip.Addr{}, egress: newEgressRules(opts.StateDir, opts.Egress.Resolvers),
+		opts: opts, log: opts.Log, last: map[netip.Prefix]netip.Addr{},
+		rules: newRules(opts.StateDir, opts.Listeners, opts.Bridge.Subnets, opts.Log), egress: newEgressRules(opts.StateDir, opts.Egress.Resolvers),
 	}
 	for _, dir := range []string{string(m.records()), m.namespacesDir(), m.cacheDir()} {
 		if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, os.ErrExist) {
@@ -116,22 +113,27 @@ func (m *Manager) Check(ctx context.Context, mode Mode) error {
 
 // all are the records that can be read, and an error for the others.
 func (m *Manager) all() ([]*Record, error) {
+	all, _, err := m.readAll()
+	return all, err
+}
+
+// readAll is all, and names the others.
+func (m *Manager) readAll() (all []*Record, others []string, err error) {
 	ids, err := m.records().list()
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	var out []*Record
 	var errs []error
 	for _, id := range ids {
 		rec, err := m.records().read(id)
 		switch {
 		case err == nil:
-			out = append(out, rec)
+			all = append(all, rec)
 		case !errors.Is(err, ErrNotFound):
-			errs = append(errs, fmt.Errorf("%w (its sandbox has no rules until that is repaired: end the session, then remove the record by hand)", err))
+			others, errs = append(others, id), append(errs, fmt.Errorf("%w (retire the session's sandbox, then remove the record by hand)", err))
 		}
 	}
-	return out, errors.Join(errs...)
+	return all, others, errors.Join(errs...)
 }
 
 // Connect connects a sandbox's new network namespace, in which nothing runs yet. The caller may close netns afterwards. On

@@ -280,6 +280,36 @@ func TestP10ASandboxWhoseRulesCantBeHadIsCutOff(t *testing.T) {
 	}
 }
 
+func TestP10ASandboxWhoseRecordCantBeReadIsCutOffAndTheOthersAreKept(t *testing.T) {
+	l := newLab(t, false)
+	lost, kept := l.connect("sb-lost", Bridge), l.connect("sb-kept", Bridge)
+	closed, open := l.serve(l.Node, "tcp "+netlab.NodeAddr+" 9000"), l.serve(l.World, "tcp "+netlab.Web+" 80")
+	path := l.records().path("sb-lost")
+	good, err := os.ReadFile(path)
+	require.NoError(t, err)
+	require.NoError(t, os.WriteFile(path, nil, 0o600))
+	nft(t, "flush ruleset")
+	require.Equal(t, []string{"reached x", "reached x"}, append(l.try(lost, closed), l.try(kept, closed)...), "control")
+	found, err := l.Restore()
+	require.ErrorContains(t, err, "reading the network record of sandbox sb-lost")
+	require.Equal(t, Lapses{Restored: []string{"sb-kept"}, CutOff: []string{"sb-lost"}}, found)
+	require.NotEqual(t, []string{"reached x"}, l.try(lost, closed))
+	require.Equal(t, []string{"refused", "reached x"}, l.try(kept, append(closed, open...)))
+	require.NoError(t, os.WriteFile(path, good, 0o600))
+}
+
+func TestRulesThatStandAreNoReasonToCutOff(t *testing.T) {
+	l := newLab(t, false)
+	rec := l.connect("sb-one", Bridge)
+	closed, open := l.serve(l.Node, "tcp "+netlab.NodeAddr+" 9000"), l.serve(l.World, "tcp "+netlab.Web+" 80")
+	l.rules.ingress.Name = strings.Repeat("x", 1000) // what the kernel never takes
+	found, err := l.bringBack([]*Record{rec}, []*Record{rec}, whole)
+	require.Error(t, err)
+	require.Empty(t, found)
+	require.Equal(t, []string{"refused", "reached x"}, l.try(rec, append(closed, open...)))
+	l.rules = newRules(l.opts.StateDir, l.opts.Listeners, l.opts.Bridge.Subnets, l.log)
+}
+
 func TestP10AnInterfaceKeepsItsRulesUnderAnotherName(t *testing.T) {
 	l := newLab(t, false)
 	rec := l.connect("sb-one", Bridge)

@@ -5,6 +5,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"log/slog"
 	"maps"
 	"net/netip"
 	"path/filepath"
@@ -45,6 +46,7 @@ type rules struct {
 	translated []netip.Prefix
 	// group is that of the packet log in which refusals are told.
 	group uint16
+	log   *slog.Logger
 	// file keeps left over a restart of the agent.
 	file string
 	// left is how the tables were left by this agent or an earlier one; nil: by none that kept it.
@@ -57,16 +59,27 @@ type rules struct {
 type chainSizes map[string]int
 
 // newRules names the tables after the state folder: two agents on one node don't undo each other's rules.
-func newRules(stateDir string, list listeners.List, translated []netip.Prefix) (*rules, error) {
+func newRules(stateDir string, list listeners.List, translated []netip.Prefix, log *slog.Logger) *rules {
 	sum := sha256.Sum256([]byte(stateDir))
 	name := "sandbox-agent-" + hex.EncodeToString(sum[:4])
 	r := &rules{
-		list: list, translated: translated, group: groupOf(stateDir), file: filepath.Join(stateDir, "rules.json"),
+		list: list, translated: translated, group: groupOf(stateDir), log: log, file: filepath.Join(stateDir, "rules.json"),
 		ingress: &nftables.Table{Name: name, Family: nftables.TableFamilyNetdev},
 		routed:  &nftables.Table{Name: name, Family: nftables.TableFamilyINet},
 		devices: map[string]string{},
 	}
-	return r, readState(r.file, &r.left)
+	if err := readState(r.file, &r.left); err != nil {
+		r.left = nil
+		log.Warn("whether the rules of sandboxes are as the last agent left them can't be said", "error", err)
+	}
+	return r
+}
+
+// keep keeps how the tables were left. The rules themselves don't depend on it.
+func (r *rules) keep() {
+	if err := writeState(r.file, r.left); err != nil {
+		r.log.Warn("whether the rules of sandboxes are as this agent leaves them can't be kept for the next one", "error", err)
+	}
 }
 
 func dialNFT() (*nftables.Conn, error) {
@@ -104,7 +117,8 @@ func (r *rules) set(all []*Record) error {
 		return err
 	}
 	r.left = r.sizes(all)
-	return writeState(r.file, r.left)
+	r.keep()
+	return nil
 }
 
 // flushed sends what has been gathered.
@@ -287,7 +301,8 @@ func (r *rules) add(rec *Record) error {
 		r.left = r.sharedSizes()
 	}
 	maps.Copy(r.left, r.sizesOf(rec))
-	return writeState(r.file, r.left)
+	r.keep()
+	return nil
 }
 
 // remove takes away what is a sandbox's own. What is not there, as the chain of an interface that is gone, is no error.
@@ -311,7 +326,8 @@ func (r *rules) remove(rec *Record) error {
 		delete(r.left, fmt.Sprint(nftables.TableFamilyNetdev, name))
 		delete(r.devices, name)
 	}
-	return errors.Join(append(errs, writeState(r.file, r.left))...)
+	r.keep()
+	return errors.Join(errs...)
 }
 
 // absent is an error unless it says that something is not there.
@@ -343,8 +359,8 @@ func (r *rules) named(all []*Record) bool {
 }
 
 // asLeft says whether the tables hold for these sandboxes what an earlier agent has left: whether they are what this one would
-// make is another question, as its lists may be others. Where nothing is known of it they count as left so.
-func (r *rules) asLeft(all []*Record) (bool, error) {
+// make is another question, as its lists may be others.
+func (r *rules) asLeft(all []*Record) (condition, error) {
 	want := chainSizes{}
 	for chain := range r.sizes(all) {
 		if n, known := r.left[chain]; known {
@@ -352,9 +368,9 @@ func (r *rules) asLeft(all []*Record) (bool, error) {
 		}
 	}
 	if len(want) == 0 {
-		return true, nil
+		return unknown, nil
 	}
-	return r.hold(want, all)
+	return conditionOf(r.hold(want, all))
 }
 
 // hold says whether the chains have these sizes, and the sets these sandboxes.
@@ -456,5 +472,6 @@ func (r *rules) clear() error {
 		return err
 	}
 	r.left = nil
-	return writeState(r.file, r.left)
+	r.keep()
+	return nil
 }

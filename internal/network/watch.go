@@ -28,6 +28,33 @@ type Lapses struct {
 	CutOff []string
 }
 
+// condition is how the rules were found.
+type condition int
+
+const (
+	unknown condition = iota
+	whole
+	changed
+)
+
+func conditionOf(ok bool, err error) (condition, error) {
+	switch {
+	case err != nil:
+		return unknown, err
+	case ok:
+		return whole, nil
+	}
+	return changed, nil
+}
+
+// and is the worse one.
+func (c condition) and(ok bool) condition {
+	if !ok {
+		return changed
+	}
+	return c
+}
+
 func (l Lapses) any() bool { return len(l.Restored)+len(l.CutOff) > 0 }
 
 // Watch puts the rules back when somebody else has changed them, until ctx ends. A sandbox that can't have them is cut off.
@@ -67,15 +94,14 @@ func (m *Manager) logLapses(found Lapses, err error) {
 func (m *Manager) Restore() (Lapses, error) {
 	m.changing.Lock()
 	defer m.changing.Unlock()
-	all, err := m.all()
+	all, others, err := m.readAll()
 	if err == nil && len(all) == 0 {
 		return Lapses{}, errors.Join(m.rules.clear(), m.egress.set(nil))
 	}
 	running := slices.DeleteFunc(connected(all), func(rec *Record) bool { return !isBound(rec.Namespace) || len(present(rec)) == 0 })
-	running, cut, cutErr := m.unbridged(running)
-	ok, lookErr := m.rules.asLeft(running)
-	ok = ok && m.egress.intact(running)
-	found, setErr := m.bringBack(all, running, ok)
+	running, cut, cutErr := m.unruled(running, others)
+	was, lookErr := m.rules.asLeft(running)
+	found, setErr := m.bringBack(all, running, was.and(m.egress.intact(running)))
 	found.CutOff = append(cut, found.CutOff...)
 	err = errors.Join(err, cutErr, lookErr, setErr)
 	m.logLapses(found, nil)
@@ -86,11 +112,10 @@ func (m *Manager) Restore() (Lapses, error) {
 func (m *Manager) look(seen *uint32) (Lapses, error) {
 	m.changing.Lock()
 	defer m.changing.Unlock()
-	all, err := m.all()
-	found := Lapses{Restored: m.lapsed}
-	m.lapsed = nil
-	running, cut, cutErr := m.unbridged(connected(all)) // what is being connected has no rules yet
-	found.CutOff, err = cut, errors.Join(err, cutErr)
+	all, others, err := m.readAll()
+	running, cut, cutErr := m.unruled(connected(all), others) // what is being connected has no rules yet
+	found := Lapses{Restored: m.lapsed, CutOff: cut}
+	m.lapsed, err = nil, errors.Join(err, cutErr)
 	if len(running) == 0 {
 		return found, err
 	}
@@ -98,18 +123,19 @@ func (m *Manager) look(seen *uint32) (Lapses, error) {
 	if genErr == nil && now == *seen && m.rules.named(running) {
 		return found, err
 	}
-	ok, lookErr := m.rules.intact(running)
-	if ok = ok && m.egress.intact(running); ok && genErr == nil {
+	is, lookErr := conditionOf(m.rules.intact(running))
+	if is = is.and(m.egress.intact(running)); is == whole && genErr == nil {
 		*seen = now
 		return found, err
 	}
-	more, setErr := m.bringBack(all, running, ok || lookErr != nil)
+	more, setErr := m.bringBack(all, running, is)
 	found.Restored, found.CutOff = append(found.Restored, more.Restored...), append(found.CutOff, more.CutOff...)
 	return found, errors.Join(err, genErr, lookErr, setErr)
 }
 
-// unbridged cuts off those whose policy the node's bridge doesn't hand packets to any more, and gives the rest.
-func (m *Manager) unbridged(list []*Record) (rest []*Record, cut []string, err error) {
+// unruled cuts off those that no rules can be had for: whose policy the node's bridge doesn't hand packets to any more, and the
+// others, whose records can't be read. It gives the rest.
+func (m *Manager) unruled(list []*Record, others []string) (rest []*Record, cut []string, err error) {
 	var errs []error
 	for _, rec := range list {
 		why := checkBridged(rec)
@@ -120,11 +146,44 @@ func (m *Manager) unbridged(list []*Record) (rest []*Record, cut []string, err e
 		ids, err := m.cutOff([]*Record{rec}, why.Error())
 		cut, errs = append(cut, ids...), append(errs, why, err)
 	}
+	for _, id := range others {
+		done, err := m.cutOffUnread(id)
+		if errs = append(errs, err); done {
+			cut = append(cut, id)
+		}
+	}
 	return rest, cut, errors.Join(errs...)
 }
 
-// bringBack sets the rules of all, and cuts off those that run if that can't be done. ok says that no change was seen.
-func (m *Manager) bringBack(all, running []*Record, ok bool) (Lapses, error) {
+// cutOffUnread sets the node's sides of a sandbox without a record down. done says that one was up.
+func (m *Manager) cutOffUnread(id string) (done bool, err error) {
+	if !isBound(m.namespace(id)) {
+		return false, nil
+	}
+	h, err := inside(m.namespace(id))
+	if err != nil {
+		return false, err
+	}
+	defer h.Close()
+	links, err := h.LinkList()
+	if err != nil {
+		return false, fmt.Errorf("cutting off sandbox %s: looking at its interfaces: %w", id, err)
+	}
+	for _, l := range links {
+		node, err := nodesSide(l)
+		if err != nil || node.Attrs().RawFlags&unix.IFF_UP == 0 {
+			continue // none of its own leads out, or not any more
+		}
+		if err := netlink.LinkSetDown(node); err != nil {
+			return done, fmt.Errorf("cutting off sandbox %s: setting the interface %s down: %w", id, node.Attrs().Name, err)
+		}
+		done = true
+	}
+	return done, nil
+}
+
+// bringBack sets the rules of all. If that can't be done it cuts off those that run, unless their rules are known to stand.
+func (m *Manager) bringBack(all, running []*Record, was condition) (Lapses, error) {
 	var err error
 	for range setTries {
 		if err = m.set(all); err == nil {
@@ -132,13 +191,15 @@ func (m *Manager) bringBack(all, running []*Record, ok bool) (Lapses, error) {
 		}
 	}
 	switch {
+	case err != nil && was == whole:
+		return Lapses{}, err
 	case err != nil:
 		cut, cutErr := m.cutOff(running, "the rules that keep it from the node could not be set: "+err.Error())
 		return Lapses{CutOff: cut}, errors.Join(err, cutErr)
-	case ok:
-		return Lapses{}, nil
+	case was == changed:
+		return Lapses{Restored: idsOf(running)}, nil
 	}
-	return Lapses{Restored: idsOf(running)}, nil
+	return Lapses{}, nil
 }
 
 // set sets the rules of these sandboxes.
