@@ -5,8 +5,10 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"log/slog"
 	"maps"
 	"net/netip"
+	"path/filepath"
 	"slices"
 	"sync"
 	"time"
@@ -66,8 +68,11 @@ type egressRules struct {
 	table     *nftables.Table
 	group     uint16
 	resolvers []netip.Addr
-	// made is how many rules each chain was given by this process. Callers hold Manager.changing.
-	made map[string]int
+	log       *slog.Logger
+	// made is how many rules each chain was given, by this agent or an earlier one, and file keeps it over a restart. Callers
+	// hold Manager.changing.
+	made chainSizes
+	file string
 
 	mu        sync.Mutex
 	sandboxes map[string]*governed
@@ -93,13 +98,27 @@ const (
 	newest = time.Second
 )
 
-func newEgressRules(stateDir string, resolvers []netip.Addr) *egressRules {
+func newEgressRules(stateDir string, resolvers []netip.Addr, log *slog.Logger) *egressRules {
 	sum := sha256.Sum256([]byte(stateDir))
-	return &egressRules{
+	r := &egressRules{
 		table:     &nftables.Table{Name: fmt.Sprintf("sandbox-agent-egress-%x", sum[:4]), Family: nftables.TableFamilyINet},
 		group:     groupOf(stateDir),
-		resolvers: resolvers, made: map[string]int{},
+		resolvers: resolvers, log: log, file: filepath.Join(stateDir, "egress.json"),
 		sandboxes: map[string]*governed{}, byAddress: map[netip.Addr]*governed{},
+	}
+	if err := readState(r.file, &r.made); err != nil {
+		log.Warn("whether the egress rules of sandboxes are as the last agent left them can't be said", "error", err)
+	}
+	if r.made == nil {
+		r.made = chainSizes{}
+	}
+	return r
+}
+
+// keep keeps made. The rules themselves don't depend on it.
+func (r *egressRules) keep() {
+	if err := writeState(r.file, r.made); err != nil {
+		r.log.Warn("whether the egress rules of sandboxes are as this agent leaves them can't be kept for the next one", "error", err)
 	}
 }
 
@@ -185,22 +204,56 @@ func (r *egressRules) set(all []*Record) error {
 	}
 	c.AddTable(r.table)
 	c.DelTable(r.table)
-	if len(all) == 0 {
-		return flushed(c)
-	}
-	c.AddTable(r.table)
 	clear(r.made)
+	if len(all) > 0 {
+		for _, rec := range all {
+			r.track(rec)
+			_, _ = r.traffic(rec.ID) // the last reading, if there is anything left to be read
+		}
+		if err := r.addAll(c, all); err != nil {
+			return err
+		}
+	}
+	if err := flushed(c); err != nil {
+		return err
+	}
+	r.keep()
+	return nil
+}
+
+func (r *egressRules) addAll(c *nftables.Conn, all []*Record) error {
+	c.AddTable(r.table)
 	if err := r.addHooks(c); err != nil {
 		return err
 	}
 	for _, rec := range all {
-		g := r.track(rec)
-		_, _ = r.traffic(rec.ID) // the last reading, if there is anything left to be read
-		if err := r.addSandbox(c, g); err != nil {
+		if err := r.addSandbox(c, r.track(rec)); err != nil {
 			return err
 		}
 	}
-	return flushed(c)
+	return nil
+}
+
+// current says whether the sandboxes' rules are those that this agent would give them. An earlier one may have given others.
+func (r *egressRules) current(all []*Record) bool {
+	c, err := dialNFT()
+	if err != nil {
+		return false
+	}
+	made := r.made
+	r.made = chainSizes{}
+	err = r.addAll(c, all) // nothing of it is sent
+	want := r.made
+	r.made = made
+	if err != nil {
+		return false
+	}
+	for chain, n := range want {
+		if made[chain] != n {
+			return false
+		}
+	}
+	return true
 }
 
 // add adds one sandbox to a table that is there.
@@ -212,7 +265,11 @@ func (r *egressRules) add(rec *Record) error {
 	if err := r.addSandbox(c, r.track(rec)); err != nil {
 		return err
 	}
-	return flushed(c)
+	if err := flushed(c); err != nil {
+		return err
+	}
+	r.keep()
+	return nil
 }
 
 // addHooks adds what leads to the sandboxes' chains. What they send is looked at when its connection is known and before a
@@ -538,6 +595,7 @@ func (r *egressRules) remove(rec *Record) error {
 		c.DelChain(&nftables.Chain{Table: r.table, Name: name})
 		delete(r.made, name)
 	}
+	r.keep()
 	for _, four := range []bool{true, false} {
 		c.DelSet(r.destinations(rec.ID, four))
 	}
@@ -585,7 +643,7 @@ func (r *egressRules) traffic(id string) (Traffic, error) {
 }
 
 // intact says whether the table has the chains of these sandboxes, with as many rules as they were given, and leads to them.
-// What an earlier agent gave them is not known: they have any then.
+// Where that is not known they have any.
 func (r *egressRules) intact(all []*Record) bool {
 	c, err := dialNFT()
 	if err != nil {

@@ -221,7 +221,7 @@ func (m *Manager) restoreEgress(all []*Record) error {
 	for _, rec := range all {
 		m.egress.track(rec)
 	}
-	if len(all) > 0 && m.egress.intact(all) {
+	if len(all) > 0 && m.egress.intact(all) && m.egress.current(all) {
 		return nil
 	}
 	return m.egress.set(all)

@@ -76,7 +76,7 @@ func New(opts Options) (*Manager, error) {
 	opts.Listeners.Nameservers = slices.Concat(opts.Nameservers, opts.Egress.Resolvers)
 	m := &Manager{
 		opts: opts, log: opts.Log, last: map[netip.Prefix]netip.Addr{},
-		rules: newRules(opts.StateDir, opts.Listeners, opts.Bridge.Subnets, opts.Log), egress: newEgressRules(opts.StateDir, opts.Egress.Resolvers),
+		rules: newRules(opts.StateDir, opts.Listeners, opts.Bridge.Subnets, opts.Log), egress: newEgressRules(opts.StateDir, opts.Egress.Resolvers, opts.Log),
 	}
 	for _, dir := range []string{string(m.records()), m.namespacesDir(), m.cacheDir()} {
 		if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, os.ErrExist) {

@@ -198,6 +198,13 @@ func TestRulesThatSomebodyElseHasChangedArePutBack(t *testing.T) {
 	}
 }
 
+func (l *lab) recorded() []*Record {
+	l.t.Helper()
+	all, err := l.all()
+	require.NoError(l.t, err)
+	return all
+}
+
 func TestRulesThatWereChangedWhileThereWasNoAgentAreToldOf(t *testing.T) {
 	l := newLab(t, false)
 	l.connect("sb-one", Bridge)
@@ -210,11 +217,23 @@ func TestRulesThatWereChangedWhileThereWasNoAgentAreToldOf(t *testing.T) {
 	require.Empty(t, restart())
 	l.opts.Listeners.TCP = append(l.opts.Listeners.TCP, 12345)
 	require.Empty(t, restart(), "the operator has another list now, which is nobody's attack")
-	for _, change := range []string{"flush ruleset", "flush chain netdev " + l.rules.ingress.Name + " common", "delete table inet " + l.egress.table.Name} {
+	l.opts.Egress.Resolvers = []netip.Addr{netip.MustParseAddr(resolverAddr)}
+	require.Empty(t, restart(), "and another resolver")
+	for _, change := range []string{
+		"flush ruleset", "flush chain netdev " + l.rules.ingress.Name + " common", "delete table inet " + l.egress.table.Name, "insert rule inet " + l.egress.table.Name + " out-sb-one accept",
+	} {
 		nft(t, change)
 		require.Equal(t, Lapses{Restored: []string{"sb-one"}}, restart(), change)
 		require.Empty(t, restart())
 	}
+	// An earlier agent made other rules: they are as it left them, and are remade.
+	nft(t, "insert rule inet "+l.egress.table.Name+" out-sb-one accept")
+	l.egress.made["out-sb-one"]++
+	l.egress.keep()
+	was := l.egress.made["out-sb-one"]
+	require.Empty(t, restart())
+	require.Equal(t, was-1, l.egress.made["out-sb-one"])
+	require.True(t, l.egress.intact(connected(l.recorded())))
 	// Another sandbox's rules are set while there are none: its own begin does not hide that.
 	nft(t, "flush ruleset")
 	l.connect("sb-two", Bridge)
