@@ -7,6 +7,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"syscall"
 	"testing"
@@ -16,11 +17,15 @@ import (
 // fsync), where /tmp may be a tmpfs.
 const scratchRoot = "/var/tmp"
 
+// scratches are the folders that this process has made there: others may run tests at the same time.
+var scratches sync.Map
+
 func scratch(kind string) (string, error) {
 	dir, err := os.MkdirTemp(scratchRoot, "sa-"+kind+"-")
 	if err != nil {
 		return "", err
 	}
+	scratches.Store(dir, true)
 	// The container's init is not root on the host: it has to get through every ancestor of its root file system.
 	if err := os.Chmod(dir, 0o711); err != nil {
 		return "", err

@@ -23,7 +23,7 @@ const leakPatience = 5 * time.Second
 //
 // Call it first in a test: cleanups run last to first. What other test processes hold at the same time doesn't
 // count: processes and cgroups are looked for by this process's cgroup parents (CgroupParent) and descent, mounts by
-// this module's scratch folders.
+// this process's scratch folders.
 func Leaks(t testing.TB) {
 	t.Helper()
 	before := snapshot()
@@ -69,7 +69,12 @@ func snapshot() held {
 func addMounts(h held) {
 	for _, line := range strings.Split(readTrimmed("/proc/self/mountinfo"), "\n") {
 		f := strings.Fields(line)
-		if len(f) > 4 && strings.HasPrefix(f[4], scratchRoot+"/sa-") {
+		if len(f) < 5 {
+			continue
+		}
+		rest, below := strings.CutPrefix(f[4], scratchRoot+"/")
+		name, _, _ := strings.Cut(rest, "/")
+		if _, ours := scratches.Load(filepath.Join(scratchRoot, name)); below && ours {
 			h["mount "+f[4]]++
 		}
 	}

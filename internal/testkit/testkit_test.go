@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 )
 
 func TestNeedSkipsWithTheReasonWhenSomethingIsMissing(t *testing.T) {
@@ -47,6 +48,25 @@ func TestASnapshotSeesADescriptorThatWasLeftOpen(t *testing.T) {
 	require.NoError(t, err)
 	require.NotEmpty(t, snapshot().beyond(before))
 	require.NoError(t, f.Close())
+	require.Empty(t, snapshot().beyond(before))
+}
+
+// Another process's tests may mount things meanwhile.
+func TestASnapshotSeesMountsBelowItsOwnFoldersOnly(t *testing.T) {
+	Need(t, Root)
+	theirs, err := os.MkdirTemp(scratchRoot, "sa-s-")
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, os.Remove(theirs)) })
+	ours := StateDir(t)
+	before := snapshot()
+	for _, dir := range []string{theirs, ours} {
+		require.NoError(t, unix.Mount("testkit", dir, "tmpfs", 0, "size=64k"))
+		t.Cleanup(func() { _ = unix.Unmount(dir, unix.MNT_DETACH) })
+	}
+	require.Equal(t, []string{"mount " + ours + " (1, 0 before)"}, snapshot().beyond(before))
+	for _, dir := range []string{theirs, ours} {
+		require.NoError(t, unix.Unmount(dir, 0))
+	}
 	require.Empty(t, snapshot().beyond(before))
 }
 
