@@ -10,6 +10,7 @@ import (
 
 	tasks "github.com/containerd/containerd/api/services/tasks/v1"
 	runcoptions "github.com/containerd/containerd/api/types/runc/options"
+	"github.com/containerd/containerd/api/types/task"
 	"github.com/containerd/containerd/v2/core/containers"
 	"github.com/containerd/errdefs"
 	"github.com/containerd/errdefs/pkg/errgrpc"
@@ -122,19 +123,20 @@ func (r *Runtime) startTask(ctx context.Context, id string) error {
 }
 
 // endTask kills what runs, waits until containerd reports its exit, and deletes the task. It says when that exit was, and
-// answers with a zero time when containerd knows of no task.
+// answers with a zero time when containerd knows of no task, or of no exit.
 func (r *Runtime) endTask(ctx context.Context, id string) (exitedAt time.Time, err error) {
 	ctx, cancel := r.call(ctx)
 	defer cancel()
 	service := r.client.TaskService()
-	if _, err := service.Get(ctx, &tasks.GetRequest{ContainerID: id}); missing(err) {
+	seen, err := service.Get(ctx, &tasks.GetRequest{ContainerID: id})
+	if missing(err) {
 		return time.Time{}, nil
 	} else if err != nil {
 		return time.Time{}, r.failed("asking for the container's state", err)
 	}
 	// That it has ended already is no error, but that is told by the wait.
 	_, killErr := service.Kill(ctx, &tasks.KillRequest{ContainerID: id, Signal: uint32(unix.SIGKILL), All: true})
-	res, err := service.Wait(ctx, &tasks.WaitRequest{ContainerID: id})
+	exitedAt, err = r.awaitTask(ctx, id, seen.GetProcess().GetStatus())
 	switch {
 	case missing(err):
 		return time.Time{}, nil
@@ -144,7 +146,28 @@ func (r *Runtime) endTask(ctx context.Context, id string) (exitedAt time.Time, e
 	if _, err := service.Delete(ctx, &tasks.DeleteTaskRequest{ContainerID: id}); err != nil && !missing(err) {
 		return time.Time{}, r.failed("deleting the container's task", err)
 	}
-	return res.GetExitedAt().AsTime(), nil
+	return exitedAt, nil
+}
+
+// awaitTask waits for the exit of an init that was seen in a state, and says when it was. A zero time: its shim saw none. gVisor's
+// never answers a wait for what was never started, and the deletion ends that; what has stopped may be either.
+func (r *Runtime) awaitTask(ctx context.Context, id string, seen task.Status) (exitedAt time.Time, err error) {
+	bounded := ctx
+	if r.opts.Name != Runc && seen == task.Status_CREATED {
+		return time.Time{}, nil
+	}
+	if r.opts.Name != Runc && seen == task.Status_STOPPED {
+		// Ended from here: a deadline would go to containerd, whose answer then may be there before it is over here.
+		var cancel context.CancelFunc
+		bounded, cancel = context.WithCancel(ctx)
+		defer cancel()
+		defer time.AfterFunc(settleTime, cancel).Stop()
+	}
+	res, err := r.client.TaskService().Wait(bounded, &tasks.WaitRequest{ContainerID: id})
+	if err != nil && bounded.Err() != nil && ctx.Err() == nil {
+		return time.Time{}, nil
+	}
+	return res.GetExitedAt().AsTime(), err
 }
 
 func (r *Runtime) deleteContainer(ctx context.Context, id string) error {

@@ -344,6 +344,30 @@ func TestP5ATaskThatComesAfterItsCreationWasGivenUpIsEnded(t *testing.T) {
 	require.Empty(t, ids)
 }
 
+// As an agent leaves it that is killed in between: a shim may tell nobody of its end.
+func TestP5AGuestThatWasMadeAndNeverStartedIsEnded(t *testing.T) {
+	for name, host := range map[string]func(t *testing.T) *host{
+		GVisor: func(t *testing.T) *host { return newHostOf(t, GVisor, Attach) },
+		Kata:   func(t *testing.T) *host { return newKataHost(t).host },
+	} {
+		t.Run(name, func(t *testing.T) {
+			h := host(t)
+			h.through(func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+				if strings.HasSuffix(method, ".Tasks/Start") {
+					return status.Error(codes.Aborted, "never started")
+				}
+				return invoke(ctx, method, req, reply, cc, opts...)
+			})
+			spec := h.spec(0)
+			_, err := h.r.Create(bound(t), spec)
+			require.ErrorContains(t, err, "never started")
+			require.NotErrorIs(t, err, runtime.ErrNoEvidence)
+			require.NoDirExists(t, spec.Dir)
+			require.Empty(t, h.d.Keeps())
+		})
+	}
+}
+
 func TestP14AFailedStartIsAnErrorAndNothingOfItIsLeft(t *testing.T) {
 	h := newHost(t, Socket)
 	for i, c := range []struct {
