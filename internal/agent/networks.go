@@ -180,8 +180,8 @@ func (a *Agent) restoreNetworks() network.Lapses {
 
 // unguarded begins the note of a session whose rules somebody else had changed, disconnected that of one whose rules can't be had.
 const (
-	unguarded = "The rules that keep its commands from the node's listeners were changed by another program"
-	disconnected   = "Its network was cut off"
+	unguarded    = "The rules that keep its commands from the node's listeners were changed by another program"
+	disconnected = "Its network was cut off"
 )
 
 // markUnguarded notes in the sessions of these sandboxes that their rules were not there for this time.
