@@ -313,7 +313,8 @@ func (c *stdio) note(msg jsonrpc.Message) (take bool, fault *jsonrpc.Error) {
 	defer c.openMu.Unlock()
 	p := c.open[req.ID]
 	switch {
-	case p == nil:
+	// A caller that has read the answer may use its id again, before the write of the answer has returned here.
+	case p == nil, p.same != same && p.writing && p.owed == 0:
 		c.open[req.ID] = &pending{method: req.Method, same: same, owed: 1}
 		return true, nil
 	case p.same == same:

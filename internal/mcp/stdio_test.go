@@ -260,6 +260,34 @@ func TestP7AnotherRequestWithAnIDThatIsInUseIsRefusedAndNotTakenForTheFirst(t *t
 	require.Equal(t, anAnswer, out.String(), "the first one is answered once")
 }
 
+// A caller may use an id again as soon as it has read the answer, which is before the write of it returns here.
+func TestAnIDMayBeUsedAgainOnceItsAnswerIsWritten(t *testing.T) {
+	in, feed := io.Pipe()
+	out := &held{begun: make(chan struct{}), proceed: make(chan struct{})}
+	c := newStdio(in, out, slog.New(slog.DiscardHandler))
+	t.Cleanup(func() { c.Close() })
+	go io.WriteString(feed, aCall+"\n")
+	_, err := c.Read(t.Context())
+	require.NoError(t, err)
+	wrote := make(chan error, 1)
+	id, _ := jsonrpc.MakeID(1.0)
+	go func() {
+		wrote <- c.Write(t.Context(), &jsonrpc.Response{ID: id, Result: json.RawMessage(`{"of":"it"}`)})
+	}()
+	<-out.begun
+	other, err := jsonrpc.DecodeMessage([]byte(otherCall))
+	require.NoError(t, err)
+	take, fault := c.note(other)
+	require.True(t, take, fault)
+	close(out.proceed)
+	require.NoError(t, <-wrote)
+	require.Equal(t, 1, c.openCalls(), "and its answer is waited for")
+	require.NoError(t, c.Write(t.Context(), &jsonrpc.Response{ID: id, Result: json.RawMessage(`{"of":"other"}`)}))
+	require.Equal(t, anAnswer+strings.Replace(anAnswer, `"it"`, `"other"`, 1), out.String())
+	require.NoError(t, c.quiet(t.Context()))
+	require.Empty(t, c.open)
+}
+
 func TestACancelledRequestIsNotAnswered(t *testing.T) {
 	for name, x := range map[string]struct {
 		in      []string
