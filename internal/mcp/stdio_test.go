@@ -205,6 +205,25 @@ func (h *held) Write(b []byte) (int, error) {
 	return h.Buffer.Write(b)
 }
 
+// answering is a conversation in which the answer to aCall is being written.
+func answering(t *testing.T) (c *stdio, out *held, feed *io.PipeWriter, wrote chan error) {
+	t.Helper()
+	in, feed := io.Pipe()
+	out = &held{begun: make(chan struct{}), proceed: make(chan struct{})}
+	c = newStdio(in, out, slog.New(slog.DiscardHandler))
+	t.Cleanup(func() { c.Close() })
+	go io.WriteString(feed, aCall+"\n")
+	_, err := c.Read(t.Context())
+	require.NoError(t, err)
+	wrote = make(chan error, 1)
+	go func() {
+		id, _ := jsonrpc.MakeID(1.0)
+		wrote <- c.Write(t.Context(), &jsonrpc.Response{ID: id, Result: json.RawMessage(`{"of":"it"}`)})
+	}()
+	<-out.begun
+	return c, out, feed, wrote
+}
+
 func TestP7ARequestDeliveredAgainWhileItsAnswerIsWrittenIsAnsweredAgain(t *testing.T) {
 	for name, x := range map[string]struct {
 		during  []string
@@ -217,19 +236,7 @@ func TestP7ARequestDeliveredAgainWhileItsAnswerIsWrittenIsAnsweredAgain(t *testi
 		"delivered again, then cancelled": {[]string{aCall, aCancel}, 1},
 		"cancelled, then delivered again": {[]string{aCancel, aCall}, 2},
 	} {
-		in, feed := io.Pipe()
-		out := &held{begun: make(chan struct{}), proceed: make(chan struct{})}
-		c := newStdio(in, out, slog.New(slog.DiscardHandler))
-		t.Cleanup(func() { c.Close() })
-		go io.WriteString(feed, aCall+"\n")
-		_, err := c.Read(t.Context())
-		require.NoError(t, err)
-		wrote := make(chan error, 1)
-		go func() {
-			id, _ := jsonrpc.MakeID(1.0)
-			wrote <- c.Write(t.Context(), &jsonrpc.Response{ID: id, Result: json.RawMessage(`{"of":"it"}`)})
-		}()
-		<-out.begun
+		c, out, feed, wrote := answering(t)
 		require.Equal(t, 1, c.openCalls(), "%s: nobody has the answer yet", name)
 		go func() {
 			io.WriteString(feed, strings.Join(append(x.during, ""), "\n"))
@@ -262,19 +269,7 @@ func TestP7AnotherRequestWithAnIDThatIsInUseIsRefusedAndNotTakenForTheFirst(t *t
 
 // A caller may use an id again as soon as it has read the answer, which is before the write of it returns here.
 func TestAnIDMayBeUsedAgainOnceItsAnswerIsWritten(t *testing.T) {
-	in, feed := io.Pipe()
-	out := &held{begun: make(chan struct{}), proceed: make(chan struct{})}
-	c := newStdio(in, out, slog.New(slog.DiscardHandler))
-	t.Cleanup(func() { c.Close() })
-	go io.WriteString(feed, aCall+"\n")
-	_, err := c.Read(t.Context())
-	require.NoError(t, err)
-	wrote := make(chan error, 1)
-	id, _ := jsonrpc.MakeID(1.0)
-	go func() {
-		wrote <- c.Write(t.Context(), &jsonrpc.Response{ID: id, Result: json.RawMessage(`{"of":"it"}`)})
-	}()
-	<-out.begun
+	c, out, _, wrote := answering(t)
 	other, err := jsonrpc.DecodeMessage([]byte(otherCall))
 	require.NoError(t, err)
 	take, fault := c.note(other)
@@ -282,6 +277,7 @@ func TestAnIDMayBeUsedAgainOnceItsAnswerIsWritten(t *testing.T) {
 	close(out.proceed)
 	require.NoError(t, <-wrote)
 	require.Equal(t, 1, c.openCalls(), "and its answer is waited for")
+	id, _ := jsonrpc.MakeID(1.0)
 	require.NoError(t, c.Write(t.Context(), &jsonrpc.Response{ID: id, Result: json.RawMessage(`{"of":"other"}`)}))
 	require.Equal(t, anAnswer+strings.Replace(anAnswer, `"it"`, `"other"`, 1), out.String())
 	require.NoError(t, c.quiet(t.Context()))
