@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -35,7 +36,11 @@ type Daemon struct {
 	path  string // PATH of it and its shims
 	cmd   *exec.Cmd
 	ended chan struct{}
+	kept  []string // of gVisor's namespaces those that were there before
 }
+
+// gVisorNetns are the empty network namespaces that gVisor's runsc makes once for each of containerd's namespaces, and keeps.
+const gVisorNetns = "/run/containerd/runsc/*/null-netns"
 
 // Start starts a containerd with the given parts of scripts/containerd.sh in its PATH. Without them the test is skipped, or
 // fails where tests must run.
@@ -53,6 +58,7 @@ func StartOn(t testing.TB, root string, parts ...string) *Daemon {
 	if d.root == "" {
 		d.root = filepath.Join(d.dir, "root")
 	}
+	d.kept, _ = filepath.Glob(gVisorNetns)
 	require.NoError(t, os.WriteFile(d.config(), []byte(fmt.Sprintf(config, d.dir, d.Address, d.root)), 0o600))
 	t.Cleanup(d.end)
 	d.Serve()
@@ -200,6 +206,13 @@ func (d *Daemon) end() {
 				_ = syscall.Kill(pid, syscall.SIGKILL)
 			}
 			break
+		}
+	}
+	made, _ := filepath.Glob(gVisorNetns)
+	for _, path := range made {
+		if !slices.Contains(d.kept, path) {
+			_ = syscall.Unmount(path, syscall.MNT_DETACH)
+			_ = os.RemoveAll(filepath.Dir(path))
 		}
 	}
 	mounts, _ := os.ReadFile("/proc/self/mounts")
