@@ -16,7 +16,7 @@ die() {
 # its Git or Node.js some other way is fine as it is.
 build=(git:git curl:curl gcc:gcc make:make)
 test=("${build[@]}" python3:python3 jq:jq ip:iproute2 unshare:util-linux ps:procps bwrap:bubblewrap
-  runc:runc crun:crun gdb:gdb strace:strace cpio:cpio npm:npm)
+  nft:nftables runc:runc crun:crun gdb:gdb strace:strace cpio:cpio npm:npm)
 lint=("${build[@]}" shellcheck:shellcheck)
 generate=("${build[@]}" npm:npm)
 kernel=("${test[@]}" qemu-system-x86_64:qemu-system-x86 modprobe:kmod mkfs.ext4:e2fsprogs xz:xz-utils zstd:zstd lz4:lz4)
