@@ -13,6 +13,7 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 
 	"github.com/sandbox-agent/sandbox-agent/internal/runtime"
+	"github.com/sandbox-agent/sandbox-agent/internal/runtime/hostkernel"
 )
 
 // gvisorGuest is what runsc needs.
@@ -36,8 +37,8 @@ func completeForGVisor(_ *Runtime, oci *specs.Spec, in input) error {
 const gvisorsOwn = 256 << 20
 
 // limitGVisor holds the whole sandbox to a command's limits, and what runsc takes itself: on the node no cgroup has a command
-// alone. Nothing of it goes to swap where cgroups count that: its grants are in its memory. The number of processes is receiptd's to limit, inside: on the node there are threads of runsc's, which it can't
-// do without.
+// alone. Nothing of it goes to swap where cgroups count that: its grants are in its memory. The number of processes is
+// receiptd's to limit, inside: on the node there are threads of runsc's, which it can't do without.
 func limitGVisor(oci *specs.Spec, r runtime.Resources) {
 	oci.Process.Args = append(oci.Process.Args, "--own-cgroups", fmt.Sprintf("--pids=%d", r.Pids))
 	if r.MemoryBytes > 0 {
@@ -45,13 +46,10 @@ func limitGVisor(oci *specs.Spec, r runtime.Resources) {
 		oci.Linux.Resources.Memory = &specs.LinuxMemory{Limit: &limit, Swap: &limit}
 	}
 	if r.CPUs > 0 {
-		period, quota := uint64(cpuPeriod), max(int64(r.CPUs*cpuPeriod), 1000) // the kernel's least: 1 ms
-		oci.Linux.Resources.CPU = &specs.LinuxCPU{Period: &period, Quota: &quota}
+		quota, period := hostkernel.CPUQuota(r.CPUs)
+		oci.Linux.Resources.CPU = &specs.LinuxCPU{Quota: &quota, Period: &period}
 	}
 }
-
-// cpuPeriod is the period of CPU quotas, microseconds (the kernel's default).
-const cpuPeriod = 100000
 
 // dropInodeLimits takes an option away that gVisor's tmpfs doesn't know and refuses.
 func dropInodeLimits(oci *specs.Spec) {

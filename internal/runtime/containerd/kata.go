@@ -196,7 +196,6 @@ func kataMounts(all []specs.Mount, points []kata.MountPoint) ([]specs.Mount, err
 
 // limitGuest bounds the container in the guest; receiptd has no cgroup of each command's own there.
 func limitGuest(to *specs.LinuxResources, r runtime.Resources) {
-	const period = 100000 // µs
 	if r.MemoryBytes > 0 {
 		limit := r.MemoryBytes + roomBytes
 		to.Memory = &specs.LinuxMemory{Limit: &limit}
@@ -206,8 +205,8 @@ func limitGuest(to *specs.LinuxResources, r runtime.Resources) {
 		to.Pids = &specs.LinuxPids{Limit: &limit}
 	}
 	if r.CPUs > 0 {
-		quota, p := int64(r.CPUs*period), uint64(period)
-		to.CPU = &specs.LinuxCPU{Quota: &quota, Period: &p}
+		quota, period := hostkernel.CPUQuota(r.CPUs)
+		to.CPU = &specs.LinuxCPU{Quota: &quota, Period: &period}
 	}
 }
 

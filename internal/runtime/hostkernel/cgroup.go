@@ -23,6 +23,11 @@ const pidsForReceiptd = 512
 // cpuPeriod is the period of CPU quotas, microseconds (the kernel's default).
 const cpuPeriod = 100000
 
+// CPUQuota is the time that cpus CPUs give in each period, both in microseconds; at least the kernel's least, 1 ms.
+func CPUQuota(cpus float64) (quota int64, period uint64) {
+	return max(int64(cpus*cpuPeriod), 1000), cpuPeriod
+}
+
 // Hierarchy is one mounted cgroup hierarchy.
 type Hierarchy struct {
 	Mount       string
@@ -140,11 +145,12 @@ func slotSettings(h Hierarchy, r runtime.Resources) []setting {
 		out = append(out, slotWeight(h))
 	}
 	if r.CPUs > 0 && h.Has("cpu") {
-		quota := strconv.FormatInt(max(int64(r.CPUs*cpuPeriod), 1000), 10) // the kernel's least: 1 ms
+		q, p := CPUQuota(r.CPUs)
+		quota, period := strconv.FormatInt(q, 10), strconv.FormatUint(p, 10)
 		if h.V2 {
-			out = append(out, setting{file: "cpu.max", value: quota + " " + strconv.Itoa(cpuPeriod)})
+			out = append(out, setting{file: "cpu.max", value: quota + " " + period})
 		} else {
-			out = append(out, setting{file: "cpu.cfs_period_us", value: strconv.Itoa(cpuPeriod)}, setting{file: "cpu.cfs_quota_us", value: quota})
+			out = append(out, setting{file: "cpu.cfs_period_us", value: period}, setting{file: "cpu.cfs_quota_us", value: quota})
 		}
 	}
 	return out
