@@ -448,7 +448,7 @@ func (s *session) ask(e *execution) (Knowledge, string) {
 				continue
 			}
 		}
-		ctx, cancel := context.WithTimeout(s.agent.ctx, infoWait+attachTimeout)
+		ctx, cancel := context.WithTimeout(s.agent.ctx, infoWait+s.agent.attachTime())
 		info, err := sb.receiptd.Info(ctx, &receiptdv1.InfoRequest{
 			AttachEpoch: sb.epoch, ExecId: e.intent.ExecID, WaitMs: uint32(infoWait.Milliseconds()),
 		})

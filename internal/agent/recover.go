@@ -197,7 +197,7 @@ func (s *session) load(rec *sandboxRecord) (err error) {
 		return err
 	}
 	defer func() { s.agent.hosts.note(rt, err) }()
-	ctx, cancel := context.WithTimeout(context.Background(), createTimeout)
+	ctx, cancel := context.WithTimeout(context.Background(), s.agent.startTime())
 	defer cancel()
 	container, err := rt.Load(ctx, rec.identity(rt.Name()))
 	if err != nil {

@@ -24,10 +24,14 @@ import (
 )
 
 const (
-	createTimeout = 60 * time.Second
 	attachTimeout = 20 * time.Second
 	stopTimeout   = 60 * time.Second
 )
+
+// startTime bounds a sandbox's start, attachTime the part of it that attaches to what runs.
+func (a *Agent) startTime() time.Duration { return a.cfg.Runtime.StartTimeout.Std() }
+
+func (a *Agent) attachTime() time.Duration { return a.startTime() / 3 }
 
 func randomHex(n int) string {
 	b := make([]byte, n)
@@ -215,7 +219,7 @@ func (s *session) start(spec runtime.Spec) (*attached, error) {
 	if err != nil {
 		return nil, err
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), createTimeout)
+	ctx, cancel := context.WithTimeout(context.Background(), s.agent.startTime())
 	defer cancel()
 	receipts, err := makeReceiptsDir(spec.ReceiptsDir)
 	if err != nil {
@@ -306,7 +310,7 @@ func (s *session) attach(ctx context.Context, container runtime.Sandbox, receipt
 
 // introduce sends Init and takes receiptd's public key: new at the first time, the same ever after.
 func (s *session) introduce(ctx context.Context, sb *attached, rec *sandboxRecord) ([]journal.Op, error) {
-	ctx, cancel := context.WithTimeout(ctx, attachTimeout)
+	ctx, cancel := context.WithTimeout(ctx, s.agent.attachTime())
 	defer cancel()
 	resp, err := sb.receiptd.Init(ctx, &receiptdv1.InitRequest{
 		Identity:    &receiptdv1.Identity{SessionId: s.id, SandboxId: rec.ID, Generation: rec.Generation},
@@ -388,7 +392,7 @@ func (s *session) prove(ctx context.Context, sb *attached) ([]proofRecord, error
 
 // reattach opens a new connection to a sandbox that lives.
 func (s *session) reattach(sb *attached) (*attached, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), attachTimeout)
+	ctx, cancel := context.WithTimeout(context.Background(), s.agent.attachTime())
 	defer cancel()
 	again, key, err := s.attach(ctx, sb.Sandbox, sb.receipts)
 	if err != nil {

@@ -209,8 +209,12 @@ func newRuntime(name, dir string, cfg *config.Config, log *slog.Logger) (runtime
 	if !ok {
 		return embedded.New(embedded.Options{StateDir: dir, Log: log})
 	}
+	callTime := cfg.Runtime.StartTimeout.Std()
+	if name != containerd.Kata { // where one call boots the virtual machine
+		callTime /= 3
+	}
 	return containerd.New(containerd.Options{
-		Name: name, Handler: of.Handler, Binary: of.Binary, Address: c.Address, Namespace: c.Namespace, Snapshotter: c.Snapshotter,
+		Name: name, Handler: of.Handler, Binary: of.Binary, Address: c.Address, Namespace: c.Namespace, Snapshotter: c.Snapshotter, CallTime: callTime,
 		StateDir: dir, Log: log, Kata: containerd.KataOptions{Places: kata.Places{Config: c.Runtimes.Kata.Config}},
 	})
 }

@@ -64,6 +64,9 @@ type Runtime struct {
 	// NestedUserns lets commands make user namespaces of their own, which some build tools and browsers want. It opens
 	// the kernel interfaces behind them (namespaces, mounts, netfilter) to code that nobody has read.
 	NestedUserns bool `json:"nested_userns"`
+	// StartTimeout is how long a sandbox may take from the first step of its start to its proof; a third of it is how long one may
+	// take to be attached to. A node that is slow at virtual machines may want more.
+	StartTimeout Duration `json:"start_timeout"`
 }
 
 // Containerd is where the node's containerd is found, and what its runtimes are called there.
@@ -288,7 +291,7 @@ func Default(nodeMemory int64) Config {
 	return Config{
 		StateDir: "/var/lib/sandbox-agent",
 		Socket:   Socket{Path: "/run/sandbox-agent/exec.sock", Mode: "0660", AllowUIDs: []uint32{0}},
-		Runtime:  Runtime{Default: "embedded", Allowed: []string{"embedded"}},
+		Runtime:  Runtime{Default: "embedded", Allowed: []string{"embedded"}, StartTimeout: Duration(time.Minute)},
 		Containerd: Containerd{
 			Address: "/run/containerd/containerd.sock", Namespace: "sandbox-agent",
 			Runtimes: ContainerdRuntimes{

@@ -71,6 +71,7 @@ func (c *Config) ranges() []intRange {
 		return intRange{key: key, value: int64(v), low: int64(low), high: int64(high), isDuration: true}
 	}
 	return []intRange{
+		d("runtime.start_timeout", c.Runtime.StartTimeout, 10*time.Second, 30*time.Minute),
 		d("limits.timeout", l.Timeout, time.Millisecond, l.MaxTimeout.Std()),
 		d("limits.max_timeout", l.MaxTimeout, time.Second, 24*time.Hour),
 		d("limits.grace", l.Grace, 0, time.Minute),
