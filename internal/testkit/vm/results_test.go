@@ -1,0 +1,61 @@
+package vm
+
+import (
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/sandbox-agent/sandbox-agent/internal/testkit/vm/plan"
+)
+
+// guestOutput is what guests say whose programs were one that holds, one that fails, one that is skipped and one that is cut off.
+var guestOutput = map[string]string{
+	"holds":  plan.Begin + "pkg/a\n=== RUN   TestA\n=== RUN   TestA/x:_y\nquiet\n--- PASS: TestA (0.10s)\n    --- PASS: TestA/x:_y (0.00s)\nPASS\n",
+	"fails":  plan.Begin + "pkg/a\n=== RUN   TestA\n=== RUN   TestA/x\n    a_test.go:1: loud\n=== NAME  TestA\n--- FAIL: TestA (0.10s)\n    --- FAIL: TestA/x (0.00s)\n",
+	"skips":  plan.Begin + "pkg/a\n=== RUN   TestB\n    b_test.go:1: for a reason\n--- SKIP: TestB (0.00s)\nPASS\n",
+	"cut":    plan.Begin + "pkg/a\n=== RUN   TestC\npanic: it said\n",
+	"empty":  plan.Begin + "pkg/a\ntesting: warning: no tests to run\nPASS\n",
+	"silent": "",
+}
+
+const guestEnv = "TEST_GUEST_OUTPUT"
+
+// TestReported is what the test below runs in a process of its own, whose outcome it looks at.
+func TestReported(t *testing.T) {
+	name, ok := os.LookupEnv(guestEnv)
+	if !ok {
+		return
+	}
+	var r Results
+	for line := range strings.Lines(guestOutput[name]) {
+		r.Line(strings.TrimSuffix(line, "\n"))
+	}
+	r.Report(t)
+}
+
+func TestAGuestsTestsAreToldWithTheirOwnVerdicts(t *testing.T) {
+	for name, c := range map[string]struct {
+		holds bool
+		says  []string
+	}{
+		"holds":  {true, []string{"--- PASS: TestReported/pkg/a/TestA (", "--- PASS: TestReported/pkg/a/TestA/x:_y ("}},
+		"fails":  {false, []string{"--- FAIL: TestReported/pkg/a/TestA/x (", "loud"}},
+		"skips":  {true, []string{"--- SKIP: TestReported/pkg/a/TestB (", "for a reason"}},
+		"cut":    {false, []string{"--- FAIL: TestReported/pkg/a/TestC (", "never ended", "panic: it said"}},
+		"empty":  {false, []string{"no test ran", "no tests to run"}},
+		"silent": {false, []string{"the guest ran no program"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			cmd := exec.Command(os.Args[0], "-test.run", "^TestReported$", "-test.v")
+			cmd.Env = append(os.Environ(), guestEnv+"="+name)
+			out, err := cmd.CombinedOutput()
+			require.Equal(t, c.holds, err == nil, "%s", out)
+			for _, text := range c.says {
+				require.Contains(t, string(out), text)
+			}
+		})
+	}
+}
