@@ -37,6 +37,7 @@ type Config struct {
 	Retention Retention        `json:"retention"`
 	Events    Events           `json:"events"`
 	Audit     Audit            `json:"audit"`
+	Metrics   Metrics          `json:"metrics"`
 	Log       Log              `json:"log"`
 }
 

@@ -99,7 +99,7 @@ func (c *Config) ranges() []intRange {
 // Validate checks everything that can be checked without the node. The error names key, value and allowed range.
 func (c *Config) Validate() error {
 	for _, check := range []func() error{
-		c.checkPaths, c.checkSocket, c.checkNames, c.checkContainerd, c.checkRootfs, c.checkRanges, c.checkListeners, c.checkNetwork, c.checkEgress, c.checkIdentity, c.checkExport, c.checkCaches,
+		c.checkPaths, c.checkSocket, c.checkNames, c.checkContainerd, c.checkRootfs, c.checkRanges, c.checkListeners, c.checkNetwork, c.checkEgress, c.checkIdentity, c.checkExport, c.checkCaches, c.checkMetrics,
 	} {
 		if err := check(); err != nil {
 			return err
