@@ -74,6 +74,10 @@ type egressRules struct {
 	made chainSizes
 	file string
 
+	// opening is held while destinations enter the kernel's sets and are noted, and while the table is made anew: so that what
+	// is noted as open is. It comes before mu.
+	opening sync.Mutex
+
 	mu        sync.Mutex
 	sandboxes map[string]*governed
 	byAddress map[netip.Addr]*governed
@@ -96,6 +100,15 @@ const (
 	noBound = 1 << 62
 	// newest is a destination's time that is not worth a transaction for so little more.
 	newest = time.Second
+	// elementsAtOnce are the destinations of one message: the kernel's lists of elements have at most 64 KiB.
+	elementsAtOnce = 500
+)
+
+// beyond are the bounds of a sandbox, as a refusal is told.
+const (
+	beyondConnections = "more connections at once than network.egress.connections"
+	beyondPerSecond   = "more new connections in a second than network.egress.connections_per_second"
+	beyondBytes       = "more bytes than network.egress.bytes_out"
 )
 
 func newEgressRules(stateDir string, resolvers []netip.Addr, log *slog.Logger) *egressRules {
@@ -161,6 +174,9 @@ const (
 func outChain(id string) string    { return "out-" + id }
 func boundsChain(id string) string { return "bounds-" + id }
 func refuseChain(id string) string { return "refuse-" + id }
+func countChain(id string) string  { return "count-" + id } // beyond Connections
+func rateChain(id string) string   { return "rate-" + id }  // beyond PerSecond
+func quotaChain(id string) string  { return "quota-" + id } // beyond Bytes
 func bytesObject(id string) string { return "bytes-" + id }
 func connsObject(id string) string { return "connections-" + id }
 func refusals(id string) string    { return "refused-" + id }
@@ -181,6 +197,35 @@ func (r *egressRules) track(rec *Record) *governed {
 	return g
 }
 
+// chainsOf are a sandbox's own chains, each after those that lead to it.
+func chainsOf(rec *Record) []string {
+	id, e := rec.ID, rec.Egress
+	list := []string{outChain(id), boundsChain(id), refuseChain(id)}
+	for _, bound := range boundsOf(e) {
+		list = append(list, bound.chain(id))
+	}
+	return list
+}
+
+// bound is one that a sandbox has, with the chain that refuses what is beyond it.
+type bound struct {
+	chain func(id string) string
+	why   string
+}
+
+func boundsOf(e Egress) (list []bound) {
+	if e.PerSecond > 0 {
+		list = append(list, bound{rateChain, beyondPerSecond})
+	}
+	if e.Connections > 0 {
+		list = append(list, bound{countChain, beyondConnections})
+	}
+	if e.Bytes > 0 {
+		list = append(list, bound{quotaChain, beyondBytes})
+	}
+	return list
+}
+
 func (r *egressRules) forget(id string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -198,6 +243,8 @@ func (r *egressRules) at(a netip.Addr) *governed {
 // set makes the table anew for these sandboxes, with what their names have opened as far as this process knows. Callers hold
 // Manager.changing, as those of add and remove.
 func (r *egressRules) set(all []*Record) error {
+	r.opening.Lock()
+	defer r.opening.Unlock()
 	c, err := dialNFT()
 	if err != nil {
 		return err
@@ -218,6 +265,56 @@ func (r *egressRules) set(all []*Record) error {
 		return err
 	}
 	r.keep()
+	for _, rec := range all {
+		r.reopen(r.track(rec))
+	}
+	return nil
+}
+
+// reopen fills the empty sets of a sandbox with what is open to it for some time yet. They are filled after the rules stand:
+// there may be more of them than one transaction takes. Those that can't be had are open no more, until their names are asked
+// for again. Callers hold opening.
+func (r *egressRules) reopen(g *governed) {
+	now := time.Now()
+	r.mu.Lock()
+	open := maps.Clone(g.open)
+	r.mu.Unlock()
+	holds := map[resolver.Destination]time.Duration{}
+	for d, until := range open {
+		if until.After(now) {
+			holds[d] = until.Sub(now)
+		}
+	}
+	if err := r.addElements(g.rec.ID, holds); err != nil {
+		r.log.Warn("what a sandbox's names had opened is closed until it asks for them again", "sandbox", g.rec.ID, "error", err)
+		r.mu.Lock()
+		clear(g.open)
+		r.mu.Unlock()
+	}
+}
+
+// addElements adds destinations to a sandbox's sets, for these times.
+func (r *egressRules) addElements(id string, holds map[resolver.Destination]time.Duration) error {
+	c, err := dialNFT()
+	if err != nil {
+		return err
+	}
+	for _, four := range []bool{true, false} {
+		set := r.destinations(id, four)
+		var all []nftables.SetElement
+		for d, hold := range holds {
+			if d.Addr.Is4() == four {
+				all = append(all, element(d, hold))
+			}
+		}
+		for some := range slices.Chunk(all, elementsAtOnce) {
+			// The time of one that is there does not change by adding it again, and one that is not there can't be deleted.
+			err := errors.Join(c.SetAddElements(set, some), c.SetDeleteElements(set, some), c.SetAddElements(set, some), c.Flush())
+			if err != nil {
+				return fmt.Errorf("opening destinations to sandbox %s: %w", id, err)
+			}
+		}
+	}
 	return nil
 }
 
@@ -340,14 +437,15 @@ func (r *egressRules) addSandbox(c *nftables.Conn, g *governed) error {
 	c.AddObj(&nftables.QuotaObj{Table: r.table, Name: bytesObject(id), Bytes: quota, Consumed: counted.BytesOut, Over: true})
 	c.AddObj(&nftables.CounterObj{Table: r.table, Name: connsObject(id), Packets: counted.Connections})
 	c.AddObj(&nftables.CounterObj{Table: r.table, Name: refusals(id), Packets: counted.Refused})
-	now := time.Now()
 	for _, four := range []bool{true, false} {
-		if err := c.AddSet(r.destinations(id, four), r.elementsOf(g, four, now)); err != nil {
+		if err := c.AddSet(r.destinations(id, four), nil); err != nil {
 			return fmt.Errorf("making the set of destinations of sandbox %s: %w", id, err)
 		}
 	}
-	refuse := r.emptyChain(c, refuseChain(id))
-	r.addRefusal(c, refuse, id)
+	r.addRefusal(c, refuseChain(id), id, "")
+	for _, bound := range boundsOf(e) {
+		r.addRefusal(c, bound.chain(id), id, bound.why)
+	}
 	bounds := r.emptyChain(c, boundsChain(id))
 	r.addBounds(c, bounds, id, e)
 	out := r.emptyChain(c, outChain(id))
@@ -380,7 +478,11 @@ func (r *egressRules) addOut(c *nftables.Conn, chain *nftables.Chain, g *governe
 		}
 	}
 	refuse := &expr.Verdict{Kind: expr.VerdictGoto, Chain: refuseChain(id)}
-	r.rule(c, chain, &expr.Objref{Type: int(nftables.ObjTypeQuota), Name: bytesObject(id)}, refuse)
+	spent := refuse // never, without a bound: the object counts all the same
+	if g.rec.Egress.Bytes > 0 {
+		spent = &expr.Verdict{Kind: expr.VerdictGoto, Chain: quotaChain(id)}
+	}
+	r.rule(c, chain, &expr.Objref{Type: int(nftables.ObjTypeQuota), Name: bytesObject(id)}, spent)
 	// What goes on was let through when it began, or is the answer to somebody who could begin it; it outlives the time of a
 	// destination.
 	r.rule(c, chain, append(ctState(expr.CtStateBitESTABLISHED), &expr.Verdict{Kind: expr.VerdictAccept})...)
@@ -455,22 +557,24 @@ func neighbours() (out [][]expr.Any) {
 
 // addBounds admits a new connection within the session's bounds.
 func (r *egressRules) addBounds(c *nftables.Conn, chain *nftables.Chain, id string, e Egress) {
-	refuse := &expr.Verdict{Kind: expr.VerdictGoto, Chain: refuseChain(id)}
 	if e.PerSecond > 0 {
 		r.rule(c, chain, append(ctState(expr.CtStateBitNEW),
-			&expr.Limit{Type: expr.LimitTypePkts, Rate: uint64(e.PerSecond), Unit: expr.LimitTimeSecond, Burst: e.PerSecond, Over: true}, refuse)...)
+			&expr.Limit{Type: expr.LimitTypePkts, Rate: uint64(e.PerSecond), Unit: expr.LimitTimeSecond, Burst: e.PerSecond, Over: true},
+			&expr.Verdict{Kind: expr.VerdictGoto, Chain: rateChain(id)})...)
 	}
 	if e.Connections > 0 {
-		r.rule(c, chain, append(ctState(expr.CtStateBitNEW), &expr.Connlimit{Count: e.Connections, Flags: expr.NFT_CONNLIMIT_F_INV}, refuse)...)
+		r.rule(c, chain, append(ctState(expr.CtStateBitNEW), &expr.Connlimit{Count: e.Connections, Flags: expr.NFT_CONNLIMIT_F_INV},
+			&expr.Verdict{Kind: expr.VerdictGoto, Chain: countChain(id)})...)
 	}
 	r.rule(c, chain, append(ctState(expr.CtStateBitNEW), &expr.Objref{Type: int(nftables.ObjTypeCounter), Name: connsObject(id)})...)
 	r.rule(c, chain, &expr.Verdict{Kind: expr.VerdictAccept})
 }
 
-// addRefusal counts, tells and answers.
-func (r *egressRules) addRefusal(c *nftables.Conn, chain *nftables.Chain, id string) {
+// addRefusal makes a chain that counts, tells and answers. why is empty for what is not listed.
+func (r *egressRules) addRefusal(c *nftables.Conn, name, id, why string) {
+	chain := r.emptyChain(c, name)
 	r.rule(c, chain, &expr.Objref{Type: int(nftables.ObjTypeCounter), Name: refusals(id)})
-	r.rule(c, chain, tell(r.group)...)
+	r.rule(c, chain, tellWhy(r.group, why)...)
 	r.rule(c, chain, append(l4proto(expr.CmpOpEq, unix.IPPROTO_TCP), &expr.Reject{Type: unix.NFT_REJECT_TCP_RST})...)
 	r.rule(c, chain, &expr.Reject{Type: unix.NFT_REJECT_ICMPX_UNREACH, Code: icmpxAdminProhibited})
 }
@@ -487,19 +591,6 @@ func ctState(bits uint32) []expr.Any {
 	}
 }
 
-// elementsOf are the destinations that are open for some time yet.
-func (r *egressRules) elementsOf(g *governed, four bool, now time.Time) []nftables.SetElement {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	var out []nftables.SetElement
-	for d, until := range g.open {
-		if d.Addr.Is4() == four && until.After(now) {
-			out = append(out, element(d, until.Sub(now)))
-		}
-	}
-	return out
-}
-
 // element is a destination as a key: each part fills registers of four bytes.
 func element(d resolver.Destination, hold time.Duration) nftables.SetElement {
 	proto := byte(unix.IPPROTO_TCP)
@@ -512,32 +603,18 @@ func element(d resolver.Destination, hold time.Duration) nftables.SetElement {
 
 // admit opens destinations to a sandbox for at least this long.
 func (r *egressRules) admit(id string, to []resolver.Destination, hold time.Duration) error {
+	r.opening.Lock()
+	defer r.opening.Unlock()
 	g, fresh, err := r.worth(id, to, hold)
 	if err != nil || len(fresh) == 0 {
 		return err
 	}
-	c, err := dialNFT()
-	if err != nil {
+	holds := make(map[resolver.Destination]time.Duration, len(fresh))
+	for _, d := range fresh {
+		holds[d] = hold + newest
+	}
+	if err := r.addElements(id, holds); err != nil {
 		return err
-	}
-	for _, four := range []bool{true, false} {
-		var e []nftables.SetElement
-		for _, d := range fresh {
-			if d.Addr.Is4() == four {
-				e = append(e, element(d, hold+newest))
-			}
-		}
-		if len(e) == 0 {
-			continue
-		}
-		// The time of one that is there does not change by adding it again, and one that is not there can't be deleted.
-		set := r.destinations(id, four)
-		if err := errors.Join(c.SetAddElements(set, e), c.SetDeleteElements(set, e), c.SetAddElements(set, e)); err != nil {
-			return fmt.Errorf("opening destinations to sandbox %s: %w", id, err)
-		}
-	}
-	if err := c.Flush(); err != nil {
-		return fmt.Errorf("opening destinations to sandbox %s: %w", id, err)
 	}
 	until := time.Now().Add(hold)
 	r.mu.Lock()
@@ -546,6 +623,21 @@ func (r *egressRules) admit(id string, to []resolver.Destination, hold time.Dura
 		g.open[d] = until
 	}
 	return nil
+}
+
+// opened is how many destinations are open to all sandboxes.
+func (r *egressRules) opened() (n int) {
+	now := time.Now()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, g := range r.sandboxes {
+		for _, until := range g.open {
+			if until.After(now) {
+				n++
+			}
+		}
+	}
+	return n
 }
 
 // worth are the destinations that are not open for so long yet.
@@ -587,7 +679,7 @@ func (r *egressRules) remove(rec *Record) error {
 			}
 		}
 	}
-	chains := []string{outChain(rec.ID), boundsChain(rec.ID), refuseChain(rec.ID)}
+	chains := chainsOf(rec)
 	for _, name := range chains {
 		c.FlushChain(&nftables.Chain{Table: r.table, Name: name})
 	}
@@ -651,7 +743,7 @@ func (r *egressRules) intact(all []*Record) bool {
 	}
 	chains := []string{sentHook, reachedHook, inbound}
 	for _, rec := range all {
-		chains = append(chains, outChain(rec.ID), boundsChain(rec.ID), refuseChain(rec.ID))
+		chains = append(chains, chainsOf(rec)...)
 		if !r.leadsTo(c, rec) {
 			return false
 		}

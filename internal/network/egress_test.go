@@ -3,6 +3,7 @@ package network
 import (
 	"bufio"
 	"context"
+	"fmt"
 	"net/netip"
 	"os"
 	"os/exec"
@@ -310,6 +311,101 @@ func TestASandboxKeepsWithinItsBounds(t *testing.T) {
 	traffic, err := l.Traffic(small.ID)
 	require.NoError(t, err)
 	require.NotZero(t, traffic.Refused)
+	told := l.told()
+	for id, why := range map[string]string{"sb-few": beyondConnections, "sb-slow": beyondPerSecond, "sb-small": beyondBytes} {
+		require.Contains(t, told, id+" "+netlab.Web+":4000/udp ("+why+")")
+	}
+	require.NotZero(t, l.Stats().Connections)
+	require.Empty(t, l.told())
+	all := []*Record{few, small}
+	require.True(t, l.egress.intact(all), "the chains of the bounds are looked at too")
+	nft(t, "flush chain inet "+l.egress.table.Name+" "+countChain(few.ID))
+	require.False(t, l.egress.intact(all))
+}
+
+// many is half of ten thousand.
+const many = 5000
+
+// manyAddresses are as many of each family.
+func manyAddresses() (all []netip.Addr) {
+	for i := range many {
+		all = append(all, netip.AddrFrom4([4]byte{203, 0, byte(i >> 8), byte(i)}), netip.AddrFrom16([16]byte{0x20, 1, 0xd, 0xb8, 9, 14: byte(i >> 8), 15: byte(i)}))
+	}
+	return all
+}
+
+// The time and the memory of a destination are told.
+func TestTenThousandNamesAreOpenAtOnceOutliveAFlushAndCloseAfterTheirTime(t *testing.T) {
+	l := newEgressLab(t)
+	l.serve(l.World, "tcp "+netlab.Web+" 443")
+	l.zone.Set("web.example", netlab.Web)
+	rec := l.under("sb-many", Egress{Mode: egress.Allowlist, Entries: entries(t, "web.example:443 web")})
+	slab := func() (bytes int64) {
+		b, err := os.ReadFile("/proc/meminfo")
+		require.NoError(t, err)
+		_, rest, _ := strings.Cut(string(b), "Slab:")
+		_, err = fmt.Sscan(rest, &bytes)
+		require.NoError(t, err)
+		return bytes << 10
+	}
+	before, began := slab(), time.Now()
+	for _, a := range manyAddresses() {
+		require.NoError(t, l.egress.admit(rec.ID, []resolver.Destination{{Addr: a, Protocol: egress.TCP, Port: 443}}, time.Hour))
+	}
+	took := time.Since(began)
+	t.Logf("%d destinations of each family, one at a time: %s each, %d bytes of the kernel's memory each", many, took/(2*many), (slab()-before)/(2*many))
+	inSets := func() (n int) {
+		c, err := dialNFT()
+		require.NoError(t, err)
+		for _, four := range []bool{true, false} {
+			found, err := c.GetSetElements(l.egress.destinations(rec.ID, four))
+			require.NoError(t, err)
+			n += len(found)
+		}
+		return n
+	}
+	require.Equal(t, 2*many, inSets())
+	require.Equal(t, 2*many, l.Stats().Open)
+	probe := []string{"tcp " + netlab.Web + " 443"}
+	require.Equal(t, []string{"refused"}, l.try(rec, probe))
+	require.Equal(t, []string{netlab.Web}, l.lookup(rec, "web.example"))
+	require.Equal(t, []string{"reached x"}, l.try(rec, probe))
+
+	nft(t, "delete table inet "+l.egress.table.Name)
+	began = time.Now()
+	l.restore()
+	t.Logf("put back in %s", time.Since(began))
+	require.Equal(t, 2*many+1, inSets(), "more than fits into one message")
+	require.Equal(t, []string{"reached x"}, l.try(rec, probe))
+
+	// All of them get a time that is over soon, and the kernel takes them away.
+	soon := map[resolver.Destination]time.Duration{}
+	for _, a := range manyAddresses() {
+		soon[resolver.Destination{Addr: a, Protocol: egress.TCP, Port: 443}] = 10 * time.Millisecond
+	}
+	require.NoError(t, l.egress.addElements(rec.ID, soon))
+	require.Eventually(t, func() bool { return inSets() == 1 }, 30*time.Second, 50*time.Millisecond)
+	require.Equal(t, []string{"reached x"}, l.try(rec, probe))
+}
+
+func TestAListOfTenThousandNamesIsLookedUpAsFastAsAShortOne(t *testing.T) {
+	l := newEgressLab(t)
+	list := entries(t, "web.example:443 web")
+	for i := range 2 * many {
+		list = append(list, entries(t, fmt.Sprintf("h%d.example:443 one of many", i), fmt.Sprintf("*.p%d.example:443 one of many", i))...)
+	}
+	list = list[:egress.MaxEntries]
+	require.NoError(t, egress.CheckList(list))
+	l.zone.Set("h9999.example", netlab.Web)
+	l.zone.Set("a.p9998.example", netlab.Web)
+	began := time.Now()
+	rec := l.under("sb-long", Egress{Mode: egress.Allowlist, Entries: list})
+	t.Logf("connected in %s", time.Since(began))
+	require.Equal(t, []string{netlab.Web, "code 3"}, l.lookup(rec, "a.p9998.example", "h10000.example"))
+	require.Equal(t, []string{netlab.Web}, l.lookup(rec, "h9999.example"))
+	restored, err := l.Get(rec.ID)
+	require.NoError(t, err)
+	require.Equal(t, list, restored.Egress.Entries)
 }
 
 func TestNobodyConnectsToASandboxWithAList(t *testing.T) {

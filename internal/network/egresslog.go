@@ -20,7 +20,8 @@ const (
 	nflogPacket = unix.NFNL_SUBSYS_ULOG << 8
 	nflogConfig = unix.NFNL_SUBSYS_ULOG<<8 | 1
 
-	nflogPayload = 9 // NFULA_PAYLOAD
+	nflogPayload = 9  // NFULA_PAYLOAD
+	nflogPrefix  = 10 // NFULA_PREFIX
 
 	nflogCfgCommand   = 1 // NFULA_CFG_CMD
 	nflogCfgMode      = 2 // NFULA_CFG_MODE
@@ -34,11 +35,16 @@ const (
 )
 
 // tell has the headers of a packet told, as long as there are not too many: the rest is only counted.
-func tell(group uint16) []expr.Any {
-	return []expr.Any{
-		&expr.Limit{Type: expr.LimitTypePkts, Rate: refusalsPerSecond, Unit: expr.LimitTimeSecond, Burst: refusalsAtOnce},
-		&expr.Log{Key: 1<<unix.NFTA_LOG_GROUP | 1<<unix.NFTA_LOG_SNAPLEN, Group: group, Snaplen: nflogHeaders},
+func tell(group uint16) []expr.Any { return tellWhy(group, "") }
+
+// tellWhy is tell with a reason, at most 127 bytes.
+func tellWhy(group uint16, why string) []expr.Any {
+	log := &expr.Log{Key: 1<<unix.NFTA_LOG_GROUP | 1<<unix.NFTA_LOG_SNAPLEN, Group: group, Snaplen: nflogHeaders}
+	if why != "" {
+		log.Key |= 1 << unix.NFTA_LOG_PREFIX
+		log.Data = []byte(why)
 	}
+	return []expr.Any{&expr.Limit{Type: expr.LimitTypePkts, Rate: refusalsPerSecond, Unit: expr.LimitTimeSecond, Burst: refusalsAtOnce}, log}
 }
 
 // watcher hears what is refused.
@@ -110,13 +116,24 @@ func (w *watcher) packet(attrs []byte) {
 	if err != nil {
 		return
 	}
+	var packet []byte
+	var why string
 	for ad.Next() {
-		if ad.Type() == nflogPayload {
-			if source, to, ok := headers(ad.Bytes()); ok {
-				w.heard(source, to)
-			}
+		switch ad.Type() {
+		case nflogPayload:
+			packet = ad.Bytes()
+		case nflogPrefix:
+			why = ad.String()
 		}
 	}
+	source, to, ok := headers(packet)
+	if !ok {
+		return
+	}
+	if why != "" {
+		to += " (" + why + ")"
+	}
+	w.heard(source, to)
 }
 
 func (w *watcher) answered() {

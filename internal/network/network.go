@@ -61,6 +61,7 @@ type Manager struct {
 	lapsed []string
 	// watcher hears what is refused, while Serve runs.
 	watcher atomic.Pointer[watcher]
+	stats   struct{ connections, names atomic.Uint64 }
 	// last is the address of each range that was given last, also by an earlier agent.
 	last map[netip.Prefix]netip.Addr
 }
@@ -170,6 +171,9 @@ func (m *Manager) connect(ctx context.Context, id string, mode Mode, e Egress, n
 	}
 	defer h.Close()
 	if err := raiseLoopback(h); err != nil {
+		return nil, err
+	}
+	if err := m.rules.guardInside(rec.Namespace); err != nil {
 		return nil, err
 	}
 	if err := m.plug(ctx, rec); err != nil {
