@@ -9,14 +9,13 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
-	"slices"
 	"strings"
 )
 
 // packages are those whose programs the tests and the commands in them use; each program comes with its libraries. Those
 // that lack on the host lack in the guest: the tests that need them are skipped there.
 var packages = []string{
-	"bash", "coreutils", "dash", "diffutils", "findutils", "git", "grep", "gzip", "hostname", "iproute2", "libc-bin", "mawk", "mount", "perl-base",
+	"bash", "coreutils", "dash", "diffutils", "findutils", "git", "grep", "gzip", "hostname", "iproute2", "libc-bin", "mawk", "mount", "nftables", "perl-base",
 	"procps", "python3-minimal", "sed", "tar", "util-linux",
 }
 
@@ -86,21 +85,6 @@ func (r Root) Program(paths ...string) error {
 		}
 	}
 	return nil
-}
-
-// libraries are those that ldd(1) names. It fails for a script and for a static program, which need none.
-func libraries(paths []string) []string {
-	out, _ := exec.Command("ldd", paths...).Output()
-	var found []string
-	for line := range strings.Lines(string(out)) {
-		// "\tNAME => PATH (ADDRESS)" or "\tPATH (ADDRESS)"; a program's own line ends with a colon.
-		for _, f := range strings.Fields(line) {
-			if strings.HasPrefix(f, "/") && !strings.HasSuffix(f, ":") && !slices.Contains(found, f) {
-				found = append(found, f)
-			}
-		}
-	}
-	return found
 }
 
 // File copies a file of the host, and the links that lead to it.
