@@ -19,11 +19,10 @@ import (
 	"github.com/sandbox-agent/sandbox-agent/internal/testkit"
 )
 
-const (
-	// patience bounds what a test waits for when it fails; nothing passes or fails by it.
-	patience = 60 * time.Second
-	poll     = 5 * time.Millisecond
-)
+const poll = 5 * time.Millisecond
+
+// patience bounds what a test waits for when it fails; nothing passes or fails by it.
+var patience = testkit.Patience()
 
 // Daemon is a containerd with everything that it keeps.
 type Daemon struct {

@@ -28,6 +28,9 @@ const (
 	poll     = 5 * time.Millisecond
 )
 
+// patience is Patience, or more where everything takes longer.
+var patience = testkit.Patience()
+
 // program is the agent that Main has built.
 var program string
 
@@ -158,7 +161,7 @@ func (a *Agent) Serve() {
 
 // Answers says whether the agent answers a question.
 func (a *Agent) Answers() bool {
-	ctx, cancel := context.WithTimeout(context.Background(), Patience)
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	_, err := a.Client.Node.GetNodeInfo(ctx, &sandboxv1.GetNodeInfoRequest{})
 	return err == nil
@@ -197,7 +200,7 @@ func (a *Agent) LogText() string {
 // Until polls for something that comes by itself, and fails the test when it never does.
 func (a *Agent) Until(what string, holds func() bool) {
 	a.T.Helper()
-	for end := time.Now().Add(Patience); !holds(); time.Sleep(poll) {
+	for end := time.Now().Add(patience); !holds(); time.Sleep(poll) {
 		if time.Now().After(end) {
 			a.T.Fatalf("never: %s\n%s", what, a.LogText())
 		}
@@ -216,14 +219,14 @@ func (a *Agent) Shutdown() {
 	_ = a.Cmd.Process.Signal(syscall.SIGTERM)
 	select {
 	case <-a.Ended:
-	case <-time.After(Patience):
+	case <-time.After(patience):
 		a.T.Errorf("the agent does not end on SIGTERM")
 		a.Kill()
 	}
 }
 
 func (a *Agent) deleteSessions() {
-	ctx, cancel := context.WithTimeout(context.Background(), Patience)
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	list, err := a.Client.Sessions.ListSessions(ctx, &sandboxv1.ListSessionsRequest{PageSize: 1000})
 	if err != nil {
@@ -238,7 +241,7 @@ func (a *Agent) deleteSessions() {
 }
 
 func (a *Agent) deleteSession(id string) error {
-	ctx, cancel := context.WithTimeout(context.Background(), Patience)
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	_, err := a.Client.Sessions.DeleteSession(ctx, &sandboxv1.DeleteSessionRequest{SessionId: id})
 	return err
@@ -246,7 +249,7 @@ func (a *Agent) deleteSession(id string) error {
 
 // BoundaryMethod is how receipts of the runtime that RuntimeEnv names say that a boundary was established.
 func BoundaryMethod() string {
-	if os.Getenv(RuntimeEnv) == "gvisor" {
+	if OnGVisor() {
 		return "wait4+cgroup"
 	}
 	return "wait4"
