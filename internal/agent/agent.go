@@ -18,6 +18,7 @@ import (
 	"github.com/sandbox-agent/sandbox-agent/internal/agent/events"
 	"github.com/sandbox-agent/sandbox-agent/internal/agent/journal"
 	"github.com/sandbox-agent/sandbox-agent/internal/config"
+	"github.com/sandbox-agent/sandbox-agent/internal/metrics"
 	"github.com/sandbox-agent/sandbox-agent/internal/network"
 	"github.com/sandbox-agent/sandbox-agent/internal/runtime"
 )
@@ -34,7 +35,9 @@ type Options struct {
 	// Receiptd and Pid1 are host paths of the static binaries.
 	Receiptd, Pid1 string
 	Version        string
-	Log            *slog.Logger
+	// Metrics counts; nil: nothing is counted.
+	Metrics *metrics.Metrics
+	Log     *slog.Logger
 }
 
 // Agent is the node's sessions. Its methods are safe for concurrent use.
@@ -42,6 +45,7 @@ type Agent struct {
 	opts     Options
 	cfg      *config.Config
 	log      *slog.Logger
+	metrics  *metrics.Metrics // nil counts nothing
 	journal  *journal.Journal
 	chain    *events.Chain
 	audit    *events.Audit // nil without one
@@ -94,7 +98,7 @@ func New(o Options) (*Agent, error) {
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	a := &Agent{
-		opts: o, cfg: &o.Config, log: o.Log, hosts: newHosts(o.Runtimes, o.Config.Runtime), programs: programs, networks: o.Networks, slots: newSlots(o.Config.Limits.TotalMemoryBytes),
+		opts: o, cfg: &o.Config, log: o.Log, metrics: o.Metrics, hosts: newHosts(o.Runtimes, o.Config.Runtime), programs: programs, networks: o.Networks, slots: newSlots(o.Config.Limits.TotalMemoryBytes),
 		bootID: strings.TrimSpace(string(boot)), started: time.Now(), clock: nodeClock(),
 		ctx: ctx, cancel: cancel, closing: make(chan struct{}), sweepNow: make(chan struct{}, 1), timesChanged: make(chan struct{}, 1),
 		sessions: map[string]*session{}, creating: map[string]bool{}, worktrees: map[string]string{},
@@ -151,6 +155,7 @@ func (a *Agent) open() error {
 		return fmt.Errorf("opening the journal of %s: %w", a.cfg.StateDir, err)
 	}
 	a.journal = j
+	j.OnSync(a.metrics.JournalSynced)
 	if err := a.openEvents(); err != nil {
 		a.cancel()
 		a.watchers.Wait()

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	sandboxv1 "github.com/sandbox-agent/sandbox-agent/api/sandbox/v1"
+	"github.com/sandbox-agent/sandbox-agent/internal/metrics"
 	"github.com/sandbox-agent/sandbox-agent/internal/runtime"
 )
 
@@ -92,6 +93,7 @@ func (s *session) drain(over context.Context) *sandboxv1.DrainedSession {
 		case s.state().HasSandbox():
 			reason = "The node is drained."
 			if evidence, err = s.stop(reason); err == nil {
+				s.agent.metrics.Evicted(metrics.EvictedDrain)
 				s.settle()
 			}
 		default:

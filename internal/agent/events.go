@@ -222,6 +222,7 @@ func (s *session) refusedEvents(e *execution, err error) {
 			kind = word
 		}
 	}
+	s.agent.metrics.ExecRefused(kind)
 	ops := append(e.requested(), e.event(events.ExecRefused, kind).Op())
 	if err := s.agent.journal.Update(context.Background(), false, ops...); err != nil {
 		s.log.Warn("refusal not among the events", "exec", e.intent.ExecID, "error", err)

@@ -555,6 +555,7 @@ func (s *session) conclude(e *execution, v verdict) {
 		s.log.Error("sandbox not stopped with evidence", "exec", e.intent.ExecID, "error", stopErr)
 	}
 	point("exec.left")
+	s.count(e, v.proven, result)
 	s.log.Info("exec ended", "exec", e.intent.ExecID, "generation", e.intent.Generation, "status", result.GetStatus().String())
 	s.finish(e, result, nil)
 }

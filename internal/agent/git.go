@@ -103,7 +103,9 @@ func (s *session) harvest(ctx context.Context) gitview.Harvest {
 		return failed(err)
 	}
 	ctx, end := s.haste.harvesting(ctx)
+	began := time.Now()
 	h := v.Harvest(ctx)
+	s.agent.metrics.Harvested(string(h.Status), time.Since(began))
 	if end() && h.Status == gitview.Failed {
 		h.Detail = fmt.Sprintf("%v (%s)", errHurried, h.Detail)
 		s.enqueue(s.settleAgain) // a refusal means that the agent is closing: the next start completes it

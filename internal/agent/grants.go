@@ -17,6 +17,7 @@ import (
 	"unicode/utf8"
 
 	sandboxv1 "github.com/sandbox-agent/sandbox-agent/api/sandbox/v1"
+	"github.com/sandbox-agent/sandbox-agent/internal/metrics"
 	"github.com/sandbox-agent/sandbox-agent/internal/runtime"
 )
 
@@ -442,6 +443,7 @@ func (s *session) forgetGrants() error {
 		if _, err := s.stop(why); err != nil {
 			return err
 		}
+		s.agent.metrics.Evicted(metrics.EvictedGrant)
 		s.settle()
 	}
 	return nil

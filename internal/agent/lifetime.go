@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/sandbox-agent/sandbox-agent/internal/config"
+	"github.com/sandbox-agent/sandbox-agent/internal/metrics"
 	"github.com/sandbox-agent/sandbox-agent/pkg/receipt"
 )
 
@@ -151,11 +152,13 @@ func (s *session) retireOver(seen time.Time) error {
 	s.mu.Lock()
 	v.busy = len(s.queue) > 0
 	s.mu.Unlock()
-	var why string
+	var why, reason string
 	switch what, _ := timeIsUp(l, v, seen); what {
 	case tooOld:
+		reason = metrics.EvictedAge
 		why = fmt.Sprintf("The sandbox was older than %s (lifetime.max).", l.Max.Std())
 	case idleLong:
+		reason = metrics.EvictedIdle
 		why = fmt.Sprintf("The sandbox had no command for %s (lifetime.idle).", l.Idle.Std())
 	default:
 		return nil
@@ -164,6 +167,7 @@ func (s *session) retireOver(seen time.Time) error {
 		s.log.Error("sandbox whose time is up not stopped with evidence", "error", err)
 		return err
 	}
+	s.agent.metrics.Evicted(reason)
 	s.settle()
 	return nil
 }

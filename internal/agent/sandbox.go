@@ -18,6 +18,7 @@ import (
 	receiptdv1 "github.com/sandbox-agent/sandbox-agent/api/receiptd/v1"
 	"github.com/sandbox-agent/sandbox-agent/internal/agent/journal"
 	"github.com/sandbox-agent/sandbox-agent/internal/agent/workspace"
+	"github.com/sandbox-agent/sandbox-agent/internal/metrics"
 	"github.com/sandbox-agent/sandbox-agent/internal/runtime"
 	"github.com/sandbox-agent/sandbox-agent/pkg/mounts"
 	"github.com/sandbox-agent/sandbox-agent/pkg/receipt/verify"
@@ -55,7 +56,7 @@ func (s *session) ready(fenced uint64) (*attached, error) {
 	if sb := s.current(); sb != nil && s.state() == Ready {
 		switch {
 		case sb.dead():
-			if _, err := s.stop("The sandbox ended by itself."); err != nil {
+			if err := s.endedItself(); err != nil {
 				return nil, err
 			}
 		case sb.broken():
@@ -102,7 +103,13 @@ func (s *session) staleGeneration(want uint64) error {
 
 // provision starts the next generation's sandbox and has it prove itself. On an error nothing of it is left, or the
 // session is UNCERTAIN; there is no other way to run a command (P14).
-func (s *session) provision() (*attached, error) {
+func (s *session) provision() (_ *attached, err error) {
+	began := time.Now()
+	defer func() {
+		if !errors.Is(err, ErrPrecondition) && !errors.Is(err, ErrExhausted) {
+			s.agent.metrics.SandboxStarted(s.runtimeName(), time.Since(began), err)
+		}
+	}()
 	if err := s.agent.checkDraining(); err != nil {
 		return nil, err
 	}
@@ -416,12 +423,21 @@ func (s *session) watch(container runtime.Sandbox) {
 	defer s.mu.Unlock()
 	s.urgent = append(s.urgent, func() {
 		if sb := s.current(); sb != nil && sb.Sandbox == container && s.state() == Ready {
-			if _, err := s.stop("The sandbox ended by itself."); err != nil {
+			if err := s.endedItself(); err != nil {
 				s.log.Error("sandbox ended without evidence", "sandbox", container.Identity().SandboxID, "error", err)
 			}
 		}
 	})
 	s.wake()
+}
+
+// endedItself takes the evidence of a sandbox that ended by itself.
+func (s *session) endedItself() error {
+	_, err := s.stop("The sandbox ended by itself.")
+	if err == nil {
+		s.agent.metrics.Evicted(metrics.EvictedDied)
+	}
+	return err
 }
 
 // stop ends the sandbox, whatever state it is in, and records the evidence. Without the whole set the session is

@@ -90,3 +90,10 @@ func idsOf(slot int) runtime.IDs {
 		Pid1UID: pid1UID, CommandUID: commandUID, CommandGID: commandGID,
 	}
 }
+
+// reserved is the sum of the memory limits, bytes.
+func (s *slots) reserved() int64 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.memory
+}

@@ -113,14 +113,19 @@ func (m *Metrics) Evicted(reason string) {
 	}
 }
 
-// ExecEnded counts the answer of an exec: its status, how long after its request it came, and how long the command ran of that.
-func (m *Metrics) ExecEnded(status string, took, ran time.Duration) {
-	if m == nil {
-		return
+// ExecAnswered counts the first answer of an exec.
+func (m *Metrics) ExecAnswered(status string) {
+	if m != nil {
+		m.execs.WithLabelValues(status).Inc()
 	}
-	m.execs.WithLabelValues(status).Inc()
-	m.execTime.Observe(took.Seconds())
-	m.execOverhead.Observe(max(took-ran, 0).Seconds())
+}
+
+// ExecTook counts how long after its request an exec was answered, and how long its command ran of that.
+func (m *Metrics) ExecTook(took, ran time.Duration) {
+	if m != nil {
+		m.execTime.Observe(took.Seconds())
+		m.execOverhead.Observe(max(took-ran, 0).Seconds())
+	}
 }
 
 // ExecRefused counts an exec that never started.

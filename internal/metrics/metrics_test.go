@@ -23,7 +23,8 @@ func everything(t *testing.T) *Metrics {
 	m := New("v1")
 	m.SandboxStarted("runc", time.Second, nil)
 	m.SandboxStarted("runc", 0, errors.New("no"))
-	m.ExecEnded("EXITED", 3*time.Second, time.Second)
+	m.ExecAnswered("EXITED")
+	m.ExecTook(3*time.Second, time.Second)
 	m.ExecRefused("unavailable")
 	m.Boundary(time.Millisecond)
 	m.Harvested("DONE", time.Millisecond)
@@ -86,7 +87,8 @@ func TestEachEventCounts(t *testing.T) {
 func TestWithoutMetricsNothingIsCountedAndNothingFails(t *testing.T) {
 	var m *Metrics
 	m.SandboxStarted("runc", time.Second, nil)
-	m.ExecEnded("EXITED", 0, 0)
+	m.ExecAnswered("EXITED")
+	m.ExecTook(0, 0)
 	m.ExecRefused("x")
 	m.Boundary(0)
 	m.Harvested("x", 0)

@@ -106,7 +106,7 @@ var layers = []struct {
 	{"the public API's handlers", []string{"internal/rpc"}},
 	{"the agent", []string{"internal/agent"}},
 	{"the node check", []string{"internal/nodecheck"}},
-	{"runtimes and receiptd", []string{"internal/runtime", "internal/network", "internal/receiptd", "internal/config"}},
+	{"runtimes and receiptd", []string{"internal/runtime", "internal/network", "internal/receiptd", "internal/config", "internal/metrics"}},
 	{"the public client", []string{"client"}},
 	{"libraries", []string{"pkg/"}},
 	{"the generated API", []string{"api/"}},

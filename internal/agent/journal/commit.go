@@ -3,6 +3,7 @@ package journal
 import (
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/cockroachdb/pebble/v2"
 )
@@ -76,12 +77,16 @@ func (j *Journal) commit(st *state, run uint64, group []*update) (err error) {
 	if err := b.Set([]byte(stateKey), st.encode(), nil); err != nil {
 		return err
 	}
+	began := time.Now()
 	if err := b.Commit(&pebble.WriteOptions{Sync: durable}); err != nil {
 		return err
 	}
 	if durable {
 		if err := j.high.note(st.seq); err != nil {
 			return err
+		}
+		if f := j.synced.Load(); f != nil {
+			(*f)(time.Since(began))
 		}
 	}
 	j.entries.published(num.last, num.count)

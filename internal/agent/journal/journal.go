@@ -9,6 +9,8 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
+	"sync/atomic"
+	"time"
 
 	"github.com/cockroachdb/pebble/v2"
 	"github.com/cockroachdb/pebble/v2/vfs"
@@ -57,7 +59,8 @@ type Journal struct {
 	closing sync.RWMutex // held for reading while the store is in use
 	closed  bool
 
-	poison   chan struct{} // closed with the first failure
+	synced   atomic.Pointer[func(time.Duration)] // told of each durable write; nil: nobody is
+	poison   chan struct{}                       // closed with the first failure
 	poisonMu sync.Mutex
 	cause    error
 }
@@ -118,6 +121,12 @@ func makeDir(dir string) error {
 	}
 	return errors.Join(parent.Sync(), parent.Close())
 }
+
+// OnSync has f told how long each durable write took, from the committer: f must not block.
+func (j *Journal) OnSync(f func(time.Duration)) { j.synced.Store(&f) }
+
+// Failed is why the journal takes no more changes, wrapping ErrPoisoned; nil while it does.
+func (j *Journal) Failed() error { return j.poisoned() }
 
 // Get gives a record's value; ErrNotFound if there is none.
 func (j *Journal) Get(key string) ([]byte, error) {
