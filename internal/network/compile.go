@@ -22,6 +22,7 @@ type layer int
 const (
 	ingressLayer layer = iota // family netdev, hook ingress
 	routedLayer               // family inet
+	insideLayer               // family inet, in the sandbox's own network namespace
 )
 
 // The names of a table's own sets.
@@ -38,6 +39,15 @@ func compile(r listeners.Rule, on layer) [][]expr.Any {
 		all = and(all, l4proto(expr.CmpOpNeq, p))
 	}
 	all = and(all, fragment(r))
+	if r.Loopback {
+		all = and(all, meta(expr.MetaKeyOIFNAME, expr.CmpOpEq, []byte("lo\x00")))
+	}
+	if r.Opens {
+		all = and(all, opens())
+	}
+	all = each(all, r.MadeBy, func(id uint32) []expr.Any {
+		return meta(expr.MetaKeySKUID, expr.CmpOpEq, binaryutil.NativeEndian.PutUint32(id))
+	})
 	all = each(all, r.ICMPTypes, func(t uint8) []expr.Any { return payload(expr.PayloadBaseTransportHeader, 0, []byte{t}, expr.CmpOpEq) })
 	all = each(all, r.Ports, func(p uint16) []expr.Any {
 		return payload(expr.PayloadBaseTransportHeader, 2, binaryutil.BigEndian.PutUint16(p), expr.CmpOpEq)
@@ -211,6 +221,16 @@ func fragment(r listeners.Rule) []expr.Any {
 	return []expr.Any{
 		&expr.Exthdr{DestRegister: 1, Type: fragmentHeader, Len: 1, Flags: unix.NFT_EXTHDR_F_PRESENT, Op: expr.ExthdrOpIpv6},
 		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte{1}},
+	}
+}
+
+// opens matches the first packet of a TCP connection: of the flags SYN and ACK (RFC 9293, 3.1) the first alone.
+func opens() []expr.Any {
+	const syn, ack = 0x02, 0x10
+	return []expr.Any{
+		&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseTransportHeader, Offset: 13, Len: 1},
+		&expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: 1, Mask: []byte{syn | ack}, Xor: []byte{0}},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte{syn}},
 	}
 }
 

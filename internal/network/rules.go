@@ -31,6 +31,9 @@ const (
 	translate  = "translate"
 )
 
+// ourTables begins the names of all tables that an agent makes.
+const ourTables = "sandbox-agent-"
+
 // ingressPriority comes before everything else that netfilter does, and before a CNI's own chains.
 const ingressPriority = -500
 
@@ -61,7 +64,7 @@ type chainSizes map[string]int
 // newRules names the tables after the state folder: two agents on one node don't undo each other's rules.
 func newRules(stateDir string, list listeners.List, translated []netip.Prefix, log *slog.Logger) *rules {
 	sum := sha256.Sum256([]byte(stateDir))
-	name := "sandbox-agent-" + hex.EncodeToString(sum[:4])
+	name := ourTables + hex.EncodeToString(sum[:4])
 	r := &rules{
 		list: list, translated: translated, group: groupOf(stateDir), log: log, file: filepath.Join(stateDir, "rules.json"),
 		ingress: &nftables.Table{Name: name, Family: nftables.TableFamilyNetdev},
@@ -82,11 +85,11 @@ func (r *rules) keep() {
 	}
 }
 
-func dialNFT() (*nftables.Conn, error) {
-	c, err := nftables.New(nftables.WithSockOptions(func(c *nl.Conn) error {
+func dialNFT(where ...nftables.ConnOption) (*nftables.Conn, error) {
+	c, err := nftables.New(append(where, nftables.WithSockOptions(func(c *nl.Conn) error {
 		// Root may exceed the node's bound (SO_RCVBUFFORCE); where it may not, the bound will do for most nodes.
 		return errors.Join(c.SetReadBuffer(socketBuffer), c.SetWriteBuffer(socketBuffer))
-	}))
+	}))...)
 	if err != nil {
 		return nil, fmt.Errorf("%w: reaching nftables: %w (kernel option CONFIG_NF_TABLES)", ErrUnavailable, err)
 	}

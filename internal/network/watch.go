@@ -13,8 +13,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// watchEvery is how often the rules are looked at: so long they can be missing, when somebody else takes them away. A reload
-// of the node's own firewall often does ("flush ruleset").
+// watchEvery is how often the rules are looked at whatever is heard. A reload of the node's own firewall often takes them away
+// ("flush ruleset"), and the kernel says so at once (watchevents.go); names of interfaces, and what the kernel had no room to say,
+// are found so.
 const watchEvery = time.Second
 
 // setTries bounds how often the rules are set in a row: an interface that goes meanwhile makes one attempt fail.
@@ -62,12 +63,24 @@ func (l Lapses) any() bool { return len(l.Restored)+len(l.CutOff) > 0 }
 func (m *Manager) Watch(ctx context.Context, tell func(Lapses)) {
 	tick := time.NewTicker(watchEvery)
 	defer tick.Stop()
+	heard, stop, err := m.rules.listen()
+	if err != nil {
+		m.log.Warn("changes of the rules that keep sandboxes from the node are found within a second, not at once", "error", err)
+	} else {
+		defer stop()
+	}
+	m.watch(ctx, heard, tick.C, tell)
+}
+
+// watch looks when the kernel says that the rules were changed, and at each tick.
+func (m *Manager) watch(ctx context.Context, heard <-chan struct{}, tick <-chan time.Time, tell func(Lapses)) {
 	var seen uint32
 	for {
 		select {
 		case <-ctx.Done():
 			return
-		case <-tick.C:
+		case <-tick:
+		case <-heard:
 		}
 		found, err := m.look(&seen)
 		m.logLapses(found, err)
@@ -103,7 +116,7 @@ func (m *Manager) Restore() (Lapses, error) {
 	was, lookErr := m.rules.asLeft(running)
 	found, setErr := m.bringBack(all, running, was.and(m.egress.intact(running)))
 	found.CutOff = append(cut, found.CutOff...)
-	err = errors.Join(err, cutErr, lookErr, setErr)
+	err = errors.Join(err, cutErr, lookErr, setErr, m.rules.guardAllInside(running))
 	m.logLapses(found, nil)
 	return found, err
 }

@@ -81,7 +81,14 @@ type Rule struct {
 	NotUnicast bool
 	// ToSandbox: the destination is another sandbox's.
 	ToSandbox bool
-	Action    Action
+	// Loopback: on its way out of the loopback interface.
+	Loopback bool
+	// Opens: it begins a connection. Protocols says of what.
+	Opens bool
+	// MadeBy: the socket that sends it was made by one of these users, as the network namespace's user namespace numbers them.
+	// Who has it now does not matter.
+	MadeBy []uint32
+	Action Action
 }
 
 // neighbours are the types of ICMPv6 without which there is no IPv6: router and neighbour solicitation, neighbour
@@ -147,6 +154,21 @@ func (l List) Forwarded() []Rule { return append(l.nameservers(), l.closed()...)
 func (l List) Local() []Rule {
 	rules := append(Neighbours(), l.nameservers()...)
 	return append(rules, Rule{Why: "the node itself", Action: Refuse})
+}
+
+// Inside are the rules for what is sent within a sandbox's own network namespace, where a management listener may be beside the
+// sandbox: its listed ports are for sockets that one of these users made. The kubelet's ports are not among them: it is never
+// there, and a command may serve itself at any other port.
+func (l List) Inside(management []uint32) []Rule {
+	rules := []Rule{{Why: "the management itself", Loopback: true, MadeBy: management, Action: Admit}}
+	if ports := sorted(l.TCP); len(ports) > 0 {
+		// What answers a connection may go to a port of this number: it was given to a client.
+		rules = append(rules, Rule{Why: "a management port", Loopback: true, Protocols: []uint8{TCP}, Opens: true, Ports: ports, Action: Refuse})
+	}
+	if ports := sorted(l.UDP); len(ports) > 0 {
+		rules = append(rules, Rule{Why: "a management port", Loopback: true, Protocols: []uint8{UDP}, Ports: ports, Action: Refuse})
+	}
+	return rules
 }
 
 func (l List) nameservers() []Rule {

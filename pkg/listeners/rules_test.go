@@ -21,6 +21,9 @@ type packet struct {
 	fragment   bool
 	local      bool // to the node
 	sandbox    bool // to another sandbox
+	loopback   bool
+	opens      bool
+	by         uint32
 }
 
 // matches is what a rule says of a packet, apart from the kernel's words for it.
@@ -50,7 +53,10 @@ func (r Rule) matches(p packet) bool {
 		r.Tagged && !p.tagged,
 		r.Local && !p.local,
 		r.NotUnicast && !p.local,
-		r.ToSandbox && !p.sandbox:
+		r.ToSandbox && !p.sandbox,
+		r.Loopback && !p.loopback,
+		r.Opens && !p.opens,
+		len(r.MadeBy) > 0 && !slices.Contains(r.MadeBy, p.by):
 		return false
 	}
 	return true
@@ -155,6 +161,30 @@ func TestP10WhatWasTranslatedIsRefusedAsWell(t *testing.T) {
 
 // Whatever a sandbox sends: what reaches the node, another sandbox or a closed address is never admitted, but for a named
 // nameserver's port 53 and what a link needs.
+func TestP10WithinASandboxAListedPortIsTheManagementsAlone(t *testing.T) {
+	const management, command = 0, 1000
+	inside := list.Inside([]uint32{management})
+	for name, c := range map[string]struct {
+		p    packet
+		want Action
+	}{
+		"a command":                         {packet{protocol: TCP, port: 44772, opens: true, by: command}, Refuse},
+		"a command over IPv6":               {packet{to: netip.IPv6Loopback(), protocol: TCP, port: 18080, opens: true, by: command}, Refuse},
+		"a command's datagram":              {packet{protocol: UDP, port: 5000, by: command}, Refuse},
+		"the management":                    {packet{protocol: TCP, port: 44772, opens: true, by: management}, Admit},
+		"the management's datagram":         {packet{protocol: UDP, port: 5000, by: management}, Admit},
+		"an answer to a port of the number": {packet{protocol: TCP, port: 44772, by: command}, Admit},
+		"a command's own port":              {packet{protocol: TCP, port: 10250, opens: true, by: command}, Admit},
+		"the same number of UDP":            {packet{protocol: UDP, port: 44772, by: command}, Admit},
+	} {
+		c.p.loopback = true
+		require.Equal(t, c.want, decide(inside, c.p), name)
+		c.p.loopback = false
+		require.Equal(t, Admit, decide(inside, c.p), "%s, on its way out of the sandbox, where other rules are", name)
+	}
+	require.Len(t, List{}.Inside([]uint32{management}), 1, "without ports nothing is refused")
+}
+
 func TestP10NothingClosedIsEverAdmitted(t *testing.T) {
 	ingress := append(Source(own), list.Ingress()...)
 	rapid.Check(t, func(t *rapid.T) {

@@ -1,0 +1,159 @@
+package network
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/sandbox-agent/sandbox-agent/internal/runtime"
+	"github.com/sandbox-agent/sandbox-agent/internal/runtime/hostkernel"
+	"github.com/sandbox-agent/sandbox-agent/internal/testkit"
+)
+
+// shared is a sandbox whose network namespace is its user namespace's, as a real one's is.
+type shared struct {
+	*lab
+	rec  *Record
+	user string // the path of its user namespace
+}
+
+const (
+	commandUID = 1000
+	// everybodys programs are where every user gets to.
+	everybodys = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+)
+
+func newShared(t *testing.T) *shared {
+	t.Helper()
+	testkit.Need(t, testkit.Program("setpriv"), testkit.Program("unshare"))
+	l := newLab(t, false)
+	trueProgram, err := exec.LookPath("true")
+	require.NoError(t, err)
+	user, ns, err := hostkernel.OwnNamespaces(runtime.IDs{HostBase: 1 << 20, Size: 1 << 16, Pid1UID: 65000, CommandUID: commandUID, CommandGID: commandUID}, trueProgram, true)
+	require.NoError(t, err)
+	t.Cleanup(func() { user.Close() })
+	s := &shared{lab: l, user: fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), user.Fd())}
+	t.Cleanup(func() { require.NoError(t, l.Remove(t.Context(), "sb-shared")) })
+	_, err = l.Connect(t.Context(), "sb-shared", Bridge, ns)
+	require.NoError(t, err)
+	require.NoError(t, ns.Close())
+	s.rec, err = l.Get("sb-shared")
+	require.NoError(t, err)
+	return s
+}
+
+// as gives the words before a command that make somebody of it, in the sandbox's network namespace.
+func (s *shared) as(who string) []string {
+	in := map[string][]string{
+		"a command":                     {"--user=" + s.user, "--", "setpriv", "--reuid=1000", "--regid=1000", "--clear-groups"},
+		"a command's nested root":       {"--user=" + s.user, "--", "setpriv", "--reuid=1000", "--regid=1000", "--clear-groups", "unshare", "-Ur"},
+		"receiptd":                      {"--user=" + s.user, "--"},
+		"root of the node":              {"--"},
+		"another user of the node":      {"--", "setpriv", "--reuid=1001", "--regid=1001", "--clear-groups"},
+		"the command's uid on the node": {"--", "setpriv", fmt.Sprintf("--reuid=%d", 1<<20+commandUID), "--regid=1000", "--clear-groups"},
+	}
+	require.Contains(s.t, in, who)
+	return append([]string{"nsenter", "--net=" + s.rec.Namespace}, in[who]...)
+}
+
+func (s *shared) tryAs(who string, targets []string) []string {
+	s.t.Helper()
+	args := append(append(s.as(who), "python3", "-c", attempts), targets...)
+	cmd := exec.Command(args[0], args[1:]...)
+	cmd.Env = []string{everybodys}
+	cmd.Stderr = os.Stderr
+	out, err := cmd.Output()
+	require.NoError(s.t, err, who)
+	return strings.Split(strings.TrimSpace(string(out)), "\n")
+}
+
+func (s *shared) nft(who, command string) (string, error) {
+	args := append(append(s.as(who), "nft"), strings.Fields(command)...)
+	cmd := exec.Command(args[0], args[1:]...)
+	cmd.Env = []string{everybodys}
+	out, err := cmd.CombinedOutput()
+	return string(out), err
+}
+
+func all(what string, n int) []string {
+	return strings.Split(strings.Repeat(what+"\n", n-1)+what, "\n")
+}
+
+func TestP10AListenerBesideASandboxIsTheManagementsAlone(t *testing.T) {
+	s := newShared(t)
+	s.serve(s.rec.Namespace, "tcp :: 44772", "udp :: 5000", "tcp :: 8000", "udp :: 8000")
+	closed, open := []string{"tcp 127.0.0.9 44772"}, []string{"tcp 127.0.0.9 8000"}
+	for _, a := range append([]string{"127.0.0.1", "::1", "0.0.0.0", "::", "::ffff:127.0.0.1"}, s.rec.Addresses[0].String(), s.rec.Addresses[1].String()) {
+		closed = append(closed, "tcp "+a+" 44772", "udp "+a+" 5000")
+		open = append(open, "tcp "+a+" 8000", "udp "+a+" 8000")
+	}
+	_, err := s.nft("receiptd", "delete table inet "+s.rules.routed.Name)
+	require.NoError(t, err)
+	require.Equal(t, all("reached x", len(closed)), s.tryAs("a command", closed), "control: without rules inside a command reaches it")
+	require.NoError(t, s.rules.guardInside(s.rec.Namespace))
+	for _, who := range []string{"a command", "a command's nested root", "the command's uid on the node"} {
+		require.Equal(t, all("refused", len(closed)), s.tryAs(who, closed), who)
+		require.Equal(t, all("reached x", len(open)), s.tryAs(who, open), "%s, what is not listed", who)
+	}
+	for _, who := range []string{"receiptd", "root of the node", "another user of the node"} {
+		require.Equal(t, all("reached x", len(closed)), s.tryAs(who, closed), who)
+	}
+}
+
+// passing makes a socket as one user and connects it as another: uids before and after.
+const passing = `
+import os, socket, sys
+def become(uid): os.seteuid(0); os.seteuid(int(uid))
+become(sys.argv[1]); s = socket.socket(); become(sys.argv[2])
+try: s.connect(("127.0.0.1", 44772)); print("reached")
+except OSError: print("refused")
+`
+
+func TestP10ASocketCountsByWhoMadeIt(t *testing.T) {
+	s := newShared(t)
+	s.serve(s.rec.Namespace, "tcp 127.0.0.1 44772")
+	for ids, want := range map[[2]string]string{{"0", "0"}: "reached", {"1000", "1000"}: "refused", {"1000", "0"}: "refused", {"0", "1000"}: "reached"} {
+		args := append(s.as("receiptd"), "python3", "-c", passing, ids[0], ids[1])
+		out, err := exec.Command(args[0], args[1:]...).CombinedOutput()
+		require.NoError(t, err, string(out))
+		require.Equal(t, want+"\n", string(out), "made by %s, connected by %s", ids[0], ids[1])
+	}
+}
+
+func TestP10TheRulesInsideAreTheOwnersToChange(t *testing.T) {
+	s := newShared(t)
+	table := "inet " + s.rules.routed.Name
+	out, err := s.nft("receiptd", "list table "+table)
+	require.NoError(t, err, out)
+	require.Contains(t, out, "a management port")
+	for _, who := range []string{"a command", "a command's nested root", "another user of the node"} {
+		for _, attack := range []string{"flush ruleset", "delete table " + table, "add table inet x"} {
+			out, err := s.nft(who, attack)
+			require.Error(t, err, "%s: %s", who, attack)
+			require.Contains(t, out, "Operation not permitted", "%s: %s", who, attack)
+		}
+	}
+	after, err := s.nft("receiptd", "list table "+table)
+	require.NoError(t, err, after)
+	require.Contains(t, after, "a management port")
+	out, err = s.nft("receiptd", "flush ruleset")
+	require.NoError(t, err, "control: whose namespace it is can: %s", out)
+}
+
+func TestTheNextAgentSetsTheRulesInsideByItsOwnList(t *testing.T) {
+	s := newShared(t)
+	s.serve(s.rec.Namespace, "tcp 127.0.0.1 44772", "tcp 127.0.0.1 4711")
+	targets := []string{"tcp 127.0.0.1 44772", "tcp 127.0.0.1 4711"}
+	require.Equal(t, []string{"refused", "reached x"}, s.tryAs("a command", targets))
+	o := s.opts
+	o.Listeners.TCP = []uint16{4711}
+	again, err := New(o)
+	require.NoError(t, err)
+	s.Manager = again
+	s.restore()
+	require.Equal(t, []string{"reached x", "refused"}, s.tryAs("a command", targets))
+}
