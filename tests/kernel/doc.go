@@ -1,13 +1,15 @@
-// Command kernel runs tests of this module on other Linux versions than that of the machine, and on cgroup v2 whatever
-// the machine has, as "make test-kernel" calls it:
+// Package kernel tests this module on other Linux versions than that of the machine, and on cgroup v2 whatever the machine
+// has. Each kernel of internal/testkit/vm/kernels.txt (scripts/kernels.sh fetches them) boots under qemu's software emulation
+// with a root file system made of the machine's own programs, Git included, and the product's own. What ran inside comes back
+// as ordinary test output: one subtest for each kernel, below it "suites" (the packages' own test programs, test by test) and
+// "variations" (a node on which something is switched off: what "sandbox-agent check" says of it, and what then really happens).
 //
-//	go run ./tests/kernel [flags] [version prefix]...        for example: go run ./tests/kernel -run Posture 6.1 7
+//	go test ./tests/kernel                               the part of every run, on the kernels of every run
+//	go test ./tests/kernel -full                         everything, on all kernels (make test-kernel-all)
+//	go test ./tests/kernel -kernels "6.1 newest-rt"      some of them
+//	KERNEL=vmlinuz MODULES=lib/modules/VERSION go test ./tests/kernel -own    one's own
 //
-// It boots each kernel in its cache (scripts/kernels.sh, internal/testkit/vm) under qemu's software emulation, with a root file system made of
-// the machine's own programs, and has an init (guest) run the packages' test programs. A panic ends qemu like a power-off:
-// only a guest that says that it is done counts.
-//
-// Every promise of the embedded runtime, nsexec, receiptd and the mounts is checked here as their own tests check it, and
-// what pkg/kata does with a KVM that runs and a vsock that connects.
-// Tests that need what a guest lacks (a compiler, the Internet) skip themselves. Nothing imports this package.
-package main
+// A kernel that is not in the cache is a skip, and a failure where tests must run (SANDBOX_MUST_RUN). matrix_test.go is the
+// data: what runs where, which skips are in order, and what is expected of each variation. With -write the run writes
+// docs/kernels.md. Nothing imports this package.
+package kernel

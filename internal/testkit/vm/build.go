@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"strings"
 
+	"github.com/sandbox-agent/sandbox-agent/internal/testkit"
 	"github.com/sandbox-agent/sandbox-agent/internal/testkit/vm/plan"
 )
 
@@ -24,7 +25,7 @@ func Env() []string {
 
 // Build builds a program of this module, without cgo unless it is said; the working directory is the module's.
 func Build(cgo bool, out, pkg string) error {
-	cmd := exec.Command("go", "build", "-trimpath", "-ldflags", "-s -w", "-o", out, pkg)
+	cmd := exec.Command("go", "build", "-buildvcs=false", "-trimpath", "-ldflags", "-s -w", "-o", out, pkg)
 	cmd.Env = append(os.Environ(), "CGO_ENABLED="+map[bool]string{false: "0", true: "1"}[cgo])
 	if b, err := cmd.CombinedOutput(); err != nil {
 		return fmt.Errorf("building %s: %w: %s", pkg, err, b)
@@ -35,11 +36,17 @@ func Build(cgo bool, out, pkg string) error {
 // BuildInit builds the init of a guest that follows a plan.
 func BuildInit(out string) error { return Build(false, out, "./internal/testkit/vm/guest") }
 
-// AddProduct builds the agent, receiptd and pid1 into the root file system.
+// AddProduct builds the agent, receiptd and pid1 into the root file system, or copies them from where they are ready-built
+// (testkit.BinDirEnv).
 func (r Root) AddProduct() error {
 	var all []error
 	for _, name := range []string{"receiptd", "pid1", "sandbox-agent"} {
-		all = append(all, Build(name == "sandbox-agent", r.Path(filepath.Join(BinDir, name)), "./cmd/"+name))
+		out := r.Path(filepath.Join(BinDir, name))
+		if dir := os.Getenv(testkit.BinDirEnv); dir != "" {
+			all = append(all, os.MkdirAll(filepath.Dir(out), 0o755), Run("cp", filepath.Join(dir, name), out))
+			continue
+		}
+		all = append(all, Build(name == "sandbox-agent", out, "./cmd/"+name))
 	}
 	// The agent is linked against the machine's C library.
 	return errors.Join(append(all, r.Program("/lib64/ld-linux-x86-64.so.2"))...)
@@ -51,7 +58,7 @@ func (r Root) AddSuite(pkg string, args ...string) (plan.Run, error) {
 	name := strings.ReplaceAll(pkg, "/", "-") + ".test"
 	run := plan.Run{Name: pkg, Dir: filepath.Join("/src", pkg), Argv: append([]string{filepath.Join(BinDir, name), "-test.v"}, args...)}
 	out := r.Path(filepath.Join(BinDir, name))
-	cmd := exec.Command("go", "test", "-c", "-trimpath", "-o", out, "./"+pkg)
+	cmd := exec.Command("go", "test", "-c", "-buildvcs=false", "-trimpath", "-ldflags", "-s -w", "-o", out, "./"+pkg)
 	if b, err := cmd.CombinedOutput(); err != nil {
 		return run, fmt.Errorf("building the tests of %s: %w: %s", pkg, err, b)
 	}

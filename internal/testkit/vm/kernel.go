@@ -19,22 +19,71 @@ import (
 // node gets through modprobe by itself, and what a node that hosts VMs has (the emulated processor is AMD's, with SVM).
 var Modules = []string{"virtio_pci", "virtio_blk", "virtio_console", "ext4", "tcp_diag", "udp_diag", "veth", "kvm_amd", "vhost_vsock", "vsock_loopback"}
 
-// Kernel is one in a cache that scripts/kernels.sh has filled.
-type Kernel struct{ Cache, Version string }
+// NetworkModules are what a node's networks load; kernels differ in which of them they have.
+var NetworkModules = []string{
+	"bridge", "nf_tables", "nf_conntrack_netlink", "nfnetlink_log", "nft_ct", "nft_fib_inet", "nft_fib_netdev", "nft_reject_inet", "nft_reject_netdev",
+	"nft_nat", "nft_masq", "nft_chain_nat", "nft_log", "nft_limit", "nft_quota", "nft_connlimit",
+}
 
-// Kernels are those in the cache whose version begins with one of the prefixes; without prefixes all.
+// Kernel is one in a cache that scripts/kernels.sh has filled, or one's own.
+type Kernel struct {
+	Cache, Version string
+	// Monolithic: it has no modules, or none that a guest is to load.
+	Monolithic bool
+}
+
+// OwnKernel is a kernel from elsewhere: its vmlinuz (or vmlinux), and the folder of its modules, as depmod(8) left it in
+// lib/modules; empty: all that a guest needs is built in. cache is an empty folder for what is made of it.
+func OwnKernel(cache, image, modules string) (Kernel, error) {
+	k := Kernel{Cache: cache, Version: "own", Monolithic: modules == ""}
+	tree := filepath.Join(cache, "k", "lib", "modules")
+	if err := errors.Join(os.MkdirAll(tree, 0o755), os.MkdirAll(filepath.Join(cache, "k", "boot"), 0o755)); err != nil {
+		return k, err
+	}
+	links := map[string]string{}
+	if modules != "" {
+		k.Version = filepath.Base(modules)
+		links[filepath.Join(tree, k.Version)] = modules
+		if _, err := os.Stat(filepath.Join(modules, "modules.dep")); err != nil {
+			return k, fmt.Errorf("the modules of %s: %w: name the folder lib/modules/VERSION, and run depmod for it", image, err)
+		}
+	}
+	links[filepath.Join(cache, "k", "boot", "vmlinuz-"+k.Version)] = image
+	for link, target := range links {
+		target, err := filepath.Abs(target)
+		if err == nil {
+			_, err = os.Stat(target)
+		}
+		if err != nil {
+			return k, err
+		}
+		if err := os.Symlink(target, link); err != nil {
+			return k, err
+		}
+	}
+	return k, nil
+}
+
+// Kernels are those in the cache whose version begins with one of the prefixes; without prefixes all. Those of the
+// cloud flavour, which are the smallest, come first.
 func Kernels(cache string, prefixes []string) ([]Kernel, error) {
 	entries, err := os.ReadDir(filepath.Join(cache, "k", "lib", "modules"))
 	if err != nil {
 		return nil, fmt.Errorf("looking for kernels: %w: fetch them with scripts/kernels.sh", err)
 	}
-	var out []Kernel
+	var cloud, others []Kernel
 	for _, e := range entries {
 		match := func(p string) bool { return strings.HasPrefix(e.Name(), p+".") || e.Name() == p }
 		if len(prefixes) == 0 || slices.ContainsFunc(prefixes, match) {
-			out = append(out, Kernel{cache, e.Name()})
+			k := Kernel{Cache: cache, Version: e.Name()}
+			if strings.Contains(k.Version, "-cloud-") {
+				cloud = append(cloud, k)
+			} else {
+				others = append(others, k)
+			}
 		}
 	}
+	out := append(cloud, others...)
 	if len(out) == 0 {
 		return nil, fmt.Errorf("none of the kernels in %s has the version %s", cache, strings.Join(prefixes, " or "))
 	}
@@ -54,7 +103,10 @@ func (k Kernel) Image() (string, error) {
 	if err != nil {
 		return "", fmt.Errorf("kernel %s: %w", k.Version, err)
 	}
-	elf, err := unpack(b)
+	elf := b
+	if !bytes.HasPrefix(b, []byte("\x7fELF")) {
+		elf, err = unpack(b)
+	}
 	if err != nil {
 		return "", fmt.Errorf("kernel %s: %w", k.Version, err)
 	}
@@ -101,6 +153,9 @@ func unpack(b []byte) ([]byte, error) {
 
 // modulePaths are the files of modules and of what they depend on, in the order in which they are loaded.
 func (k Kernel) modulePaths(modules []string) ([]string, error) {
+	if k.Monolithic {
+		return nil, nil
+	}
 	var out []string
 	for _, m := range modules {
 		b, err := exec.Command("modprobe", "-d", filepath.Join(k.Cache, "k"), "-S", k.Version, "--show-depends", m).Output()
@@ -124,6 +179,8 @@ type Initramfs struct {
 	// Modules are the names of kernel modules; what they depend on comes with them. The init finds their files, in the order in
 	// which they are to be loaded, in plan.Order.
 	Modules []string
+	// Optional are modules that are left out where the kernel does not have them.
+	Optional []string
 	// Files are more programs: the name in the initramfs, without a leading slash, and the path here.
 	Files map[string]string
 	// Plan is the content of plan.Path; nil: there is none.
@@ -132,7 +189,13 @@ type Initramfs struct {
 
 // Write writes an initramfs for the kernel.
 func (i Initramfs) Write(path string, k Kernel) error {
-	paths, err := k.modulePaths(i.Modules)
+	modules := slices.Clone(i.Modules)
+	for _, m := range i.Optional {
+		if _, err := k.modulePaths([]string{m}); err == nil {
+			modules = append(modules, m)
+		}
+	}
+	paths, err := k.modulePaths(modules)
 	if err != nil {
 		return err
 	}

@@ -86,7 +86,7 @@ func TestKernelsAreChosenByTheirVersion(t *testing.T) {
 	}
 	ks, err := Kernels(cache, []string{"6.1"})
 	require.NoError(t, err)
-	require.Equal(t, []Kernel{{cache, "6.1.0-57"}}, ks)
+	require.Equal(t, []Kernel{{Cache: cache, Version: "6.1.0-57"}}, ks)
 	ks, err = Kernels(cache, nil)
 	require.NoError(t, err)
 	require.Len(t, ks, 3)

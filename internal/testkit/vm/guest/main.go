@@ -129,15 +129,42 @@ func mountAll() error {
 		mount("tmpfs", "/tmp", "tmpfs", plain, "mode=1777"),
 		mount("devpts", "/dev/pts", "devpts", 0, "mode=620,ptmxmode=666"),
 		mount("tmpfs", "/dev/shm", "tmpfs", plain, "mode=1777"),
-		// systemd's options: with nsdelegate a cgroup namespace is a boundary that no process is moved across.
-		mount("cgroup2", "/sys/fs/cgroup", "cgroup2", plain|unix.MS_NOEXEC, "nsdelegate,memory_recursiveprot"),
+		mountCgroups(plain|unix.MS_NOEXEC),
 		// As an init system leaves it: everything is shared.
 		unix.Mount("", "/", "", unix.MS_SHARED|unix.MS_REC, ""),
 	)
 }
 
+func mountCgroups(flags uintptr) error {
+	if !todo.CgroupV1 {
+		// systemd's options: with nsdelegate a cgroup namespace is a boundary that no process is moved across.
+		return mount("cgroup2", "/sys/fs/cgroup", "cgroup2", flags, "nsdelegate,memory_recursiveprot")
+	}
+	if err := mount("tmpfs", "/sys/fs/cgroup", "tmpfs", flags, "mode=755"); err != nil {
+		return err
+	}
+	for _, c := range append(todo.Controllers, "devices", "freezer") {
+		// Newer kernels may have no version 1 of a controller, and then refuse it.
+		if err := mount("cgroup", filepath.Join("/sys/fs/cgroup", v1Name(c)), "cgroup", flags, v1Name(c)); err != nil && !errors.Is(err, unix.EINVAL) {
+			return err
+		}
+	}
+	return nil
+}
+
+// v1Name is what a controller of version 2 is called in version 1.
+func v1Name(controller string) string {
+	if controller == "io" {
+		return "blkio"
+	}
+	return controller
+}
+
 // makeCgroups moves this process out of the root cgroup, where a unit of an init system would not be either.
 func makeCgroups() error {
+	if todo.CgroupV1 {
+		return nil // processes and controllers may be in the root there
+	}
 	const unit = "/sys/fs/cgroup/system.slice/agent.service"
 	if err := os.MkdirAll(unit, 0o755); err != nil {
 		return err
@@ -196,7 +223,7 @@ func runAll(out io.Writer) error {
 		fmt.Fprintf(out, "%s%s\n", plan.Begin, r.Name)
 		cmd := exec.Command(r.Argv[0], r.Argv[1:]...)
 		cmd.Dir, cmd.Env = r.Dir, todo.Env
-		cmd.Stdout, cmd.Stderr = out, out
+		cmd.Stdin, cmd.Stdout, cmd.Stderr = strings.NewReader(r.Stdin), out, out
 		code, err := waitReaping(cmd)
 		if err != nil {
 			return fmt.Errorf("running %s: %w", r.Name, err)

@@ -18,12 +18,16 @@ const (
 type Plan struct {
 	// Controllers are those of cgroup v2 that the root hands down.
 	Controllers []string
-	Env         []string
-	Runs        []Run
+	// CgroupV1 has each controller in a hierarchy of version 1, as an init system of old mounts them, and none of version 2.
+	CgroupV1 bool
+	Env      []string
+	Runs     []Run
 }
 
 // Run is one program.
 type Run struct {
 	Name, Dir string
 	Argv      []string
+	// Stdin is what it reads.
+	Stdin string
 }

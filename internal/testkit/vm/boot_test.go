@@ -1,0 +1,195 @@
+package vm
+
+import (
+	"context"
+	"encoding/json"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/sandbox-agent/sandbox-agent/internal/testkit"
+	"github.com/sandbox-agent/sandbox-agent/internal/testkit/vm/plan"
+)
+
+// rig is what the guests of a test are made of.
+type rig struct {
+	dir, image, odd string
+	kernel          Kernel
+}
+
+func newRig(t *testing.T) rig {
+	t.Helper()
+	testkit.Need(t, testkit.Program("qemu-system-x86_64"), testkit.Program("mkfs.ext4"), testkit.Program("modprobe"), testkit.Program("xz"), testkit.Program("ip"))
+	cache, err := os.UserCacheDir()
+	require.NoError(t, err)
+	list := List()
+	f, err := list[2].Fetched(filepath.Join(cache, "sandbox-agent", "kernels"))
+	if err != nil {
+		if os.Getenv(testkit.MustRun) == "1" {
+			t.Fatal(err)
+		}
+		t.Skip(err)
+	}
+	r := rig{kernel: f.Kernel}
+	r.dir, err = os.MkdirTemp("/var/tmp", "sa-boot-") // short, for sockets
+	require.NoError(t, err)
+	t.Cleanup(func() { os.RemoveAll(r.dir) })
+	r.odd = filepath.Join(r.dir, "odd")
+	require.NoError(t, Build(false, r.odd, "./testdata/odd"))
+	require.NoError(t, Build(false, filepath.Join(r.dir, "init"), "./guest"))
+	root := Root{Dir: filepath.Join(r.dir, "root")}
+	for _, d := range []string{"dev", "proc", "sys", "usr/bin", "usr/sbin", "usr/lib", "usr/lib64"} {
+		require.NoError(t, os.MkdirAll(root.Path(d), 0o755))
+	}
+	for _, d := range []string{"bin", "sbin", "lib", "lib64"} {
+		require.NoError(t, os.Symlink("usr/"+d, root.Path(d)))
+	}
+	ip, err := exec.LookPath("ip")
+	require.NoError(t, err)
+	require.NoError(t, root.Program(ip))
+	require.NoError(t, Run("cp", r.odd, root.Path("odd")))
+	require.NoError(t, root.Image(filepath.Join(r.dir, "root.ext4")))
+	r.image, err = r.kernel.Image()
+	require.NoError(t, err)
+	return r
+}
+
+// machine is one whose guest runs the program odd, to the end of that name.
+func (r rig) machine(t *testing.T, end string) Machine {
+	t.Helper()
+	dir := filepath.Join(r.dir, end)
+	require.NoError(t, os.Mkdir(dir, 0o755))
+	text, err := json.Marshal(plan.Plan{Runs: []plan.Run{{Name: "odd", Dir: "/", Argv: []string{"/odd", end}}}})
+	require.NoError(t, err)
+	initramfs := filepath.Join(dir, "initramfs")
+	in := Initramfs{Init: filepath.Join(r.dir, "init"), Modules: []string{"virtio_pci", "virtio_blk", "virtio_console", "ext4"}, Files: map[string]string{"silent": r.odd}, Plan: text}
+	require.NoError(t, in.Write(initramfs, r.kernel))
+	return Machine{Kernel: r.image, Initramfs: initramfs, Disk: filepath.Join(r.dir, "root.ext4"), Memory: 512, Dir: dir}
+}
+
+// nothing asserts that of a machine its console and what the test made is left, and no process.
+func nothing(t *testing.T, m Machine) {
+	t.Helper()
+	entries, err := os.ReadDir(m.Dir)
+	require.NoError(t, err)
+	for _, e := range entries {
+		require.Contains(t, []string{"initramfs", "console.log", "tests.log"}, e.Name())
+	}
+	found, err := filepath.Glob("/proc/[0-9]*/cmdline")
+	require.NoError(t, err)
+	for _, path := range found {
+		b, _ := os.ReadFile(path)
+		require.NotContains(t, string(b), m.Dir+"/", path)
+	}
+}
+
+func TestAGuestThatIsDoneIsAndNoOtherOne(t *testing.T) {
+	r := newRig(t)
+	for _, c := range []struct {
+		end, append string
+		// says is in the error; console: the guest's own words about its end are, too.
+		says, console string
+	}{
+		{end: "well"},
+		{end: "fail", says: "odd=3"},
+		{end: "panic", says: "guest-reset", console: "sysrq triggered crash"},
+		{end: "lie", says: "guest-reset", console: "sysrq triggered crash"},
+		{end: "reset", says: "guest-reset", console: "its console ends"},
+		{end: "off", says: "does not say that it is done", console: "its console ends"},
+		{end: "hang", says: context.Canceled.Error(), console: "its console ends"},
+		{end: "silent", append: "rdinit=/silent", says: "never said anything", console: "its console ends"},
+		{end: "no-init", append: "rdinit=/none init=/none", says: "guest-reset", console: "Kernel panic"},
+	} {
+		t.Run(c.end, func(t *testing.T) {
+			t.Parallel() // so that guests run beside each other, and each is answered for itself
+			m := r.machine(t, c.end)
+			m.Append = c.append
+			if c.end == "silent" {
+				m.Quiet = 10 * time.Second
+			}
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			var said []string
+			done, err := m.Boot(ctx, func(line string) {
+				said = append(said, line)
+				if c.end == "hang" && strings.HasPrefix(line, "hello") {
+					cancel()
+				}
+			})
+			if c.end != "silent" && c.end != "no-init" {
+				require.Equal(t, []string{plan.Begin + "odd", "hello from " + c.end}, said, "what was said before is there, and nothing of another guest: %v", err)
+			}
+			if c.console == "" {
+				require.NoError(t, err)
+				require.Equal(t, "odd="+map[bool]string{true: "0", false: "3"}[c.end == "well"], done)
+			} else {
+				require.ErrorContains(t, err, c.says)
+				require.ErrorContains(t, err, c.console)
+				require.Empty(t, done)
+			}
+			require.FileExists(t, filepath.Join(m.Dir, "console.log"))
+			nothing(t, m)
+		})
+	}
+}
+
+// A program that fails is a failure of Test, whatever its tests said.
+func TestAProgramsExitCodeCounts(t *testing.T) {
+	r := newRig(t)
+	m := r.machine(t, "fail")
+	_, err := m.Test(t.Context())
+	require.ErrorContains(t, err, "odd=3")
+	nothing(t, m)
+}
+
+func TestAKernelOfOnesOwnIsUsedFromWhereItIs(t *testing.T) {
+	dir := t.TempDir()
+	image, modules := filepath.Join(dir, "vmlinuz"), filepath.Join(dir, "lib", "modules", "6.9.0-mine")
+	require.NoError(t, os.WriteFile(image, []byte("\x7fELF and so on"), 0o600))
+	require.NoError(t, os.MkdirAll(modules, 0o755))
+	_, err := OwnKernel(t.TempDir(), image, modules)
+	require.ErrorContains(t, err, "depmod")
+	require.NoError(t, os.WriteFile(filepath.Join(modules, "modules.dep"), nil, 0o600))
+	k, err := OwnKernel(t.TempDir(), image, modules)
+	require.NoError(t, err)
+	require.Equal(t, "6.9.0-mine", k.Version)
+	path, err := k.Image()
+	require.NoError(t, err)
+	b, err := os.ReadFile(path)
+	require.NoError(t, err)
+	require.Equal(t, "\x7fELF and so on", string(b))
+	k, err = OwnKernel(t.TempDir(), image, "")
+	require.NoError(t, err)
+	paths, err := k.modulePaths(Modules)
+	require.NoError(t, err)
+	require.Empty(t, paths, "a kernel without modules has what it needs built in")
+	_, err = OwnKernel(t.TempDir(), filepath.Join(dir, "none"), "")
+	require.ErrorContains(t, err, "none")
+}
+
+func TestAKernelThatWasNotFetchedIsAnErrorThatSaysHow(t *testing.T) {
+	cache := t.TempDir()
+	l := Listed{Name: "6.1-cloud"}
+	_, err := l.Fetched(cache)
+	require.ErrorContains(t, err, "scripts/kernels.sh")
+	text := "6.1-cloud\t6.1.0-57-cloud-amd64\tbookworm-security\tlinux-image-6.1.0-57-cloud-amd64\t6.1.192-3\tabc\nbroken\tline\n"
+	require.NoError(t, os.WriteFile(filepath.Join(cache, "manifest.tsv"), []byte(text), 0o600))
+	f, err := l.Fetched(cache)
+	require.NoError(t, err)
+	require.Equal(t, "6.1.0-57-cloud-amd64", f.Version)
+	require.Equal(t, []Package{{"bookworm-security", "linux-image-6.1.0-57-cloud-amd64", "6.1.192-3", "abc"}}, f.Packages)
+	_, err = Listed{Name: "broken"}.Fetched(cache)
+	require.Error(t, err)
+	always := 0
+	for _, l := range List() {
+		if l.Always {
+			always++
+		}
+	}
+	require.Equal(t, 4, always, "5.10, 6.1, 6.12 and the newest are in every run")
+}

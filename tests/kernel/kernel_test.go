@@ -1,0 +1,321 @@
+package kernel
+
+import (
+	"context"
+	"encoding/json"
+	"flag"
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/sandbox-agent/sandbox-agent/internal/testkit"
+	"github.com/sandbox-agent/sandbox-agent/internal/testkit/vm"
+	"github.com/sandbox-agent/sandbox-agent/internal/testkit/vm/plan"
+	"github.com/sandbox-agent/sandbox-agent/tests/kernel/seen"
+)
+
+var (
+	flagKernels    = flag.String("kernels", "", "names or version prefixes of kernels, with spaces between (default: those of every run, with -full all)")
+	flagFull       = flag.Bool("full", false, "whole suites, and every variation on every kernel")
+	flagOwn        = flag.Bool("own", false, "the kernel of the environment: KERNEL=vmlinuz MODULES=lib/modules/VERSION")
+	flagWrite      = flag.Bool("write", false, "write docs/kernels.md")
+	flagCache      = flag.String("cache", "", "where scripts/kernels.sh has put the kernels (default: the user's cache)")
+	flagDir        = flag.String("dir", "", "scratch folder, kept: consoles and what the guests said (default: a temporary one, removed)")
+	flagSuites     = flag.String("suites", "", "packages, comma-separated; \"none\": only variations")
+	flagVariations = flag.String("variations", "", "names of variations, separated by \"; \"; \"none\": only suites")
+	flagRun        = flag.String("guest.run", "", "only tests that match (go test -run), instead of the part of every run")
+	flagSkip       = flag.String("guest.skip", "", "tests to leave out (go test -skip)")
+	flagAppend     = flag.String("append", "", "more of every kernel's command line")
+)
+
+// bootBound ends a guest that neither ends nor panics.
+const bootBound = 40 * time.Minute
+
+// TestMain runs in the module's folder, where its programs are built.
+func TestMain(m *testing.M) {
+	flag.Parse()
+	root, err := testkit.ModuleRoot()
+	if err == nil {
+		err = os.Chdir(root)
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	os.Exit(m.Run())
+}
+
+// TestKernels boots the kernels, two at a time.
+func TestKernels(t *testing.T) {
+	if runtime.GOARCH != "amd64" {
+		t.Skip("the guests' programs are this machine's own, and the kernels are amd64's")
+	}
+	testkit.Need(t, testkit.Root, testkit.Program("qemu-system-x86_64"), testkit.Program("mkfs.ext4"), testkit.Program("modprobe"), testkit.Program("xz"),
+		testkit.Git, testkit.Program("python3"), testkit.Program("nft"))
+	chosen := chosenKernels(t)
+	require.NotEmpty(t, chosen, "-kernels %q names none of internal/testkit/vm/kernels.txt", *flagKernels)
+	b := &bench{results: map[string]*result{}}
+	b.stage(t)
+	t.Cleanup(func() { b.write(t) })
+	for _, c := range chosen {
+		t.Run(c.Name, func(t *testing.T) {
+			if c.err != nil {
+				if os.Getenv(testkit.MustRun) == "1" {
+					t.Fatalf("%s=1 forbids to leave a kernel out: %v", testkit.MustRun, c.err)
+				}
+				t.Skip(c.err)
+			}
+			t.Parallel()
+			b.test(t, c)
+		})
+	}
+}
+
+// chosenKernel is one to boot, or why it can't be.
+type chosenKernel struct {
+	vm.Listed
+	vm.Fetched
+	err error
+}
+
+func chosenKernels(t *testing.T) (out []chosenKernel) {
+	if *flagOwn {
+		k, err := vm.OwnKernel(t.TempDir(), os.Getenv("KERNEL"), os.Getenv("MODULES"))
+		require.NoError(t, err)
+		return []chosenKernel{{Listed: vm.Listed{Name: "own"}, Fetched: vm.Fetched{Kernel: k}}}
+	}
+	cache := *flagCache
+	if cache == "" {
+		dir, err := os.UserCacheDir()
+		if err != nil {
+			dir = "/var/tmp"
+		}
+		cache = filepath.Join(dir, "sandbox-agent", "kernels")
+	}
+	wanted := strings.Fields(*flagKernels)
+	for _, l := range vm.List() {
+		f, err := l.Fetched(cache)
+		is := func(w string) bool {
+			return w == l.Name || strings.HasPrefix(l.Name+".", w) || strings.HasPrefix(f.Version, w+".")
+		}
+		if len(wanted) == 0 && (l.Always || *flagFull) || slices.ContainsFunc(wanted, is) {
+			out = append(out, chosenKernel{l, f, err})
+		}
+	}
+	return out
+}
+
+// bench is what all guests are made of, and what came of them.
+type bench struct {
+	dir     string
+	runs    []plan.Run
+	mu      sync.Mutex
+	results map[string]*result
+}
+
+// stage makes everything that does not depend on the kernel: the init, and the disk with the product and the suites.
+func (b *bench) stage(t *testing.T) {
+	b.dir = *flagDir
+	if b.dir == "" {
+		dir, err := os.MkdirTemp("/var/tmp", "sa-kernel-") // short, for sockets
+		require.NoError(t, err)
+		t.Cleanup(func() { os.RemoveAll(dir) })
+		b.dir = dir
+	}
+	root := vm.Root{Dir: filepath.Join(b.dir, "root")}
+	require.NoError(t, os.RemoveAll(root.Dir))
+	require.NoError(t, root.Fill())
+	require.NoError(t, root.AddProduct())
+	require.NoError(t, vm.BuildInit(filepath.Join(b.dir, "init")))
+	require.NoError(t, vm.Build(false, root.Path(observer), "./tests/kernel/observe"))
+	for _, s := range suites {
+		if *flagSuites != "" && !slices.Contains(strings.Split(*flagSuites, ","), s.pkg) {
+			continue
+		}
+		run, err := root.AddSuite(s.pkg, s.args()...)
+		require.NoError(t, err)
+		b.runs = append(b.runs, run)
+	}
+	require.NoError(t, root.Image(filepath.Join(b.dir, "root.ext4")))
+	require.NoError(t, os.RemoveAll(root.Dir))
+}
+
+const observer = vm.BinDir + "/observe"
+
+// args are those of the suite's test program. test2json reads its output.
+func (s suite) args() []string {
+	args := []string{"-test.v=test2json", "-test.timeout", bootBound.String()}
+	run, skip := s.run, s.skip
+	if *flagFull || *flagRun != "" {
+		run, skip = *flagRun, *flagSkip
+	}
+	if run != "" {
+		args = append(args, "-test.run", run)
+	}
+	if skip != "" {
+		args = append(args, "-test.skip", skip)
+	}
+	return args
+}
+
+// test is everything that is done with one kernel.
+func (b *bench) test(t *testing.T, c chosenKernel) {
+	r := &result{kernel: c, began: time.Now(), full: *flagFull, suites: map[string]counts{}, variations: map[string]string{}}
+	b.mu.Lock()
+	b.results[c.Name] = r
+	b.mu.Unlock()
+	g := guests{bench: b, kernel: c, result: r}
+	if len(b.runs) > 0 {
+		t.Run("suites", g.suites)
+	}
+	if *flagVariations != "none" {
+		t.Run("variations", g.variations)
+	}
+}
+
+// guests are those of one kernel.
+type guests struct {
+	*bench
+	kernel chosenKernel
+	result *result
+}
+
+// boot boots a guest that follows a plan, and gives what each of its programs said. What it said is also there when it came to a
+// bad end, which is err.
+func (g guests) boot(t *testing.T, name string, p plan.Plan, v variation) (said map[string][]string, done string, err error) {
+	dir := filepath.Join(g.dir, g.kernel.Name, name)
+	require.NoError(t, os.RemoveAll(dir))
+	require.NoError(t, os.MkdirAll(dir, 0o755))
+	p.Controllers, p.Env = []string{"cpuset", "cpu", "io", "memory", "pids"}, vm.Env()
+	text, err := json.Marshal(p)
+	require.NoError(t, err)
+	lacks := func(m string) bool { return slices.Contains(v.without, m) }
+	in := vm.Initramfs{Init: filepath.Join(g.dir, "init"), Plan: text}
+	in.Modules = slices.DeleteFunc(slices.Clone(vm.Modules), lacks)
+	in.Optional = slices.DeleteFunc(append([]string{"overlay"}, vm.NetworkModules...), lacks)
+	initramfs := filepath.Join(dir, "initramfs")
+	require.NoError(t, in.Write(initramfs, g.kernel.Kernel))
+	image, err := g.kernel.Image()
+	require.NoError(t, err)
+	ctx, cancel := context.WithTimeout(t.Context(), bootBound)
+	defer cancel()
+	log, err := os.Create(filepath.Join(dir, "said.log"))
+	require.NoError(t, err)
+	defer log.Close()
+	said, of := map[string][]string{}, ""
+	m := vm.Machine{Kernel: image, Initramfs: initramfs, Disk: filepath.Join(g.dir, "root.ext4"), Append: strings.TrimSpace(v.boot + " " + *flagAppend), Dir: dir}
+	done, err = m.Boot(ctx, func(line string) {
+		fmt.Fprintln(log, line)
+		if rest, ok := strings.CutPrefix(line, plan.Begin); ok {
+			of = rest
+			return
+		}
+		said[of] = append(said[of], line)
+	})
+	return said, done, err
+}
+
+// suites runs the packages' tests, and repeats what came of each as a subtest.
+func (g guests) suites(t *testing.T) {
+	said, done, err := g.boot(t, "suites", plan.Plan{Runs: g.runs}, variation{})
+	for _, r := range g.runs {
+		lines, began := said[r.Name]
+		t.Run(strings.ReplaceAll(r.Name, "/", "-"), func(t *testing.T) {
+			require.True(t, began || err == nil, "the guest ended before")
+			tests, parseErr := parse(r.Name, lines)
+			require.NoError(t, parseErr)
+			g.result.add(r.Name, tests)
+			tests.repeat(t)
+			if code := r.Name + "=0"; err == nil && !t.Failed() && !slices.Contains(strings.Fields(done), code) {
+				t.Errorf("the test program failed and no test of it: %s\n%s", done, strings.Join(lines[max(0, len(lines)-30):], "\n"))
+			}
+		})
+	}
+	if err != nil {
+		t.Errorf("%s: %v\nthe last that it said:\n%s", g.kernel.Version, err, lastLines(said))
+	}
+}
+
+// lastLines are the last lines of each of a guest's programs.
+func lastLines(said map[string][]string) string {
+	var b strings.Builder
+	for name, lines := range said {
+		fmt.Fprintf(&b, "%s:\n  %s\n", name, strings.Join(lines[max(0, len(lines)-10):], "\n  "))
+	}
+	return b.String()
+}
+
+// variations tries nodes on which something is otherwise: those of one boot together, the others each in a guest of its own.
+func (g guests) variations(t *testing.T) {
+	var together []seen.Change
+	var alone []variation
+	for _, v := range variations {
+		switch {
+		case *flagVariations != "" && !slices.Contains(strings.Split(*flagVariations, "; "), v.Name):
+		case !v.ofBoot():
+			together = append(together, v.Change)
+		case *flagFull || *flagVariations != "" || g.kernel.Name == bootsOfEveryRun:
+			alone = append(alone, v)
+		}
+	}
+	if len(together) > 0 {
+		g.vary(t, variation{}, together)
+	}
+	for _, v := range alone {
+		g.vary(t, v, []seen.Change{v.Change})
+	}
+}
+
+// vary boots a guest with a variation of the boot, and judges what it saw under the changes.
+func (g guests) vary(t *testing.T, v variation, changes []seen.Change) {
+	stdin, err := json.Marshal(changes)
+	require.NoError(t, err)
+	p := plan.Plan{CgroupV1: v.cgroupV1, Runs: []plan.Run{{Name: "observe", Dir: "/", Argv: []string{observer}, Stdin: string(stdin)}}}
+	said, _, err := g.boot(t, "vary-"+fileName(v.Name), p, v)
+	results := map[string]seen.Result{}
+	for _, line := range said["observe"] {
+		if text, ok := strings.CutPrefix(line, seen.Mark); ok {
+			var r seen.Result
+			require.NoError(t, json.Unmarshal([]byte(text), &r), text)
+			results[r.Change] = r
+		}
+	}
+	for _, c := range changes {
+		t.Run(c.Name, func(t *testing.T) {
+			r, there := results[c.Name]
+			require.True(t, there, "the guest did not try it: %v\n%s", err, lastLines(said))
+			verdict, problems := judge(g.kernel.Version, find(c.Name), r)
+			g.result.vary(c.Name, verdict)
+			if r.NotRun != "" {
+				t.Skip(r.NotRun)
+			}
+			require.Empty(t, problems)
+		})
+	}
+	if err != nil {
+		t.Errorf("%s, %s: %v", g.kernel.Version, v.Name, err)
+	}
+}
+
+func find(name string) variation {
+	i := slices.IndexFunc(variations, func(v variation) bool { return v.Name == name })
+	return variations[i]
+}
+
+// fileName is a name without what a path or a socket's path can't have.
+func fileName(name string) string {
+	return strings.Map(func(r rune) rune {
+		if r >= 'a' && r <= 'z' || r >= '0' && r <= '9' || r >= 'A' && r <= 'Z' {
+			return r
+		}
+		return '-'
+	}, name)
+}

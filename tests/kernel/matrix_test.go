@@ -1,0 +1,136 @@
+package kernel
+
+import (
+	"regexp"
+
+	"github.com/sandbox-agent/sandbox-agent/internal/nodecheck"
+	"github.com/sandbox-agent/sandbox-agent/tests/kernel/seen"
+)
+
+// promises are the tests that attack a promise or a known hole, and those that compare a running process with what it must be.
+const promises = `^Test(P[0-9]|Hole[0-9]|[A-Za-z]*Posture)`
+
+// suite is a package whose tests run in the guests.
+type suite struct {
+	pkg string
+	// run and skip choose the part of every run (go test -run, -skip); why says why not all of it. A guest is ten times slower
+	// than the machine.
+	run, skip, why string
+}
+
+// suites, in the order in which a guest runs them.
+var suites = []suite{
+	{"pkg/mounts", promises, `TestP12WhateverACommandDoes`, "seals, and mounts by descriptor"},
+	{"pkg/nsexec", promises, `TestHole12`, "the boundary, pid1 and the posture of both"},
+	{"pkg/nsexec/seccomp", `^Test(Hole|P3|TheKernelRefuses|WithoutTheFilter)`, "", "every rule of the filters, as this kernel answers it"},
+	{"internal/receiptd", promises, `TestP13|TestP6ARequestOnAnOld`, "commands, receipts and connections"},
+	{"internal/runtime/embedded", promises, `TestP16TmpAndHome|TestP15`, "sandboxes, their evidence and their limits"},
+	{"internal/nodecheck", `^Test(EachProbeSaysNo|ARestrictionIsSeen|Idmapped)`, "", "the probes of the node"},
+	{"tests/escape", `^Test(P3N|P3ACommandCannotH|P9ACommandCannot|P11|P10|Hole1A|Hole3|Hole6|Hole10|Hole11)`, "", "the agent itself, attacked over its API; what is about speed and exhaustion takes minutes in a guest"},
+	{"internal/network", `^TestP10(Nothing|ADatapath)`, "", "the rules of networks, where the kernel has what they are made of"},
+	{"pkg/kata", `^Test(KVMIsTried|VsockIs)`, "", "a KVM that runs and a vsock that connects"},
+}
+
+// guestLacks are the reasons for which a test may be skipped in a guest, beside a kernel that is older than what the test is
+// about (testkit.Kernel, which compares). Any other skip is a failure: it would be a hole in the matrix.
+var guestLacks = []struct{ reason, why string }{
+	{`needs (gcc|npm|cpio|busybox|gdb|strace|runc|crun|bwrap|go|jq)\b`, "a guest has the programs of a small node, and no compiler"},
+	{`needs cgroup v1`, "guests have cgroup v2; one of the variations has v1"},
+	{`needs a Git that has the reftable format`, "the machine's Git is the guest's"},
+	{`came with Linux`, "the probe's own table says that the kernel is older (nodecheck.Table)"},
+	{`no modules to load \(an emulated guest\)`, "a guest has no modules but those that it was given"},
+	{`has not all kinds of rules`, "Debian's kernels are built without CONFIG_NFT_REJECT_NETDEV"},
+	{`needs (the )?Internet|no network`, "guests have no network"},
+	{`SANDBOX_TEST_(LONG|RUNTIME)`, "asked for by hand only"},
+	{`needs the source|no sources|needs Go`, "a guest has no Go"},
+}
+
+var guestLacksRE = func() *regexp.Regexp {
+	all := `needs Linux [0-9]`
+	for _, l := range guestLacks {
+		all += "|" + l.reason
+	}
+	return regexp.MustCompile(all)
+}()
+
+// outcome is what becomes of a node.
+type outcome string
+
+const (
+	// works: a session is made, and no attack of a command's reaches anything.
+	works outcome = "works"
+	// weaker: the same, and the check says DEGRADED with what takes the place of what is missing.
+	weaker outcome = "works, with a weaker layer"
+	// refused: no sandbox is made, and check and agent say what to do.
+	refused outcome = "refused"
+)
+
+// expectation is what is expected of a variation on some kernels.
+type expectation struct {
+	// before is the first kernel that it does not hold for any more, "6.3"; empty: it holds for all.
+	before string
+	outcome
+	// feature is the line of the check that says so, and says what is a part of its remedy. For works: a line that is a note, or
+	// empty.
+	feature nodecheck.ID
+	says    string
+}
+
+// variation is a node on which something is otherwise.
+type variation struct {
+	seen.Change
+	// boot is more of the kernel's command line, cgroupV1 and without (modules) are of the boot too. With none of them it is a
+	// change that is made and taken back in one guest.
+	boot     string
+	cgroupV1 bool
+	without  []string
+	expect   []expectation
+}
+
+func (v variation) ofBoot() bool { return v.boot != "" || v.cgroupV1 || v.without != nil }
+
+// tooOld is what every node with a kernel from before Linux 5.12 is, whatever else it has.
+var tooOld = expectation{before: "5.12", outcome: refused, feature: nodecheck.MountAPI, says: "boot a kernel of 5.12 or newer"}
+
+// variations, in the order in which a guest tries them: the last one can't be taken back.
+var variations = []variation{
+	{Change: seen.Change{Name: "as it is"}, expect: []expectation{{outcome: works}}},
+	{Change: seen.Change{Name: "user.max_user_namespaces = 0", Sysctls: [][2]string{{"user.max_user_namespaces", "0"}}},
+		expect: []expectation{{outcome: refused, feature: nodecheck.UserNS, says: "user.max_user_namespaces"}}},
+	{Change: seen.Change{Name: "kernel.unprivileged_userns_clone = 0", Sysctls: [][2]string{{"kernel.unprivileged_userns_clone", "0"}}},
+		expect: []expectation{{outcome: refused, feature: nodecheck.NestedNS, says: "kernel.unprivileged_userns_clone=1"}}},
+	{Change: seen.Change{Name: "kernel.pid_max = 1400", Sysctls: [][2]string{{"kernel.pid_max", "1400"}}},
+		expect: []expectation{{outcome: refused, feature: nodecheck.PidMax, says: "kernel.pid_max"}}},
+	{Change: seen.Change{Name: "kernel.pid_max = 1400, limits.pids = 256", Sysctls: [][2]string{{"kernel.pid_max", "1400"}}, Config: "limits: {pids: 256}"},
+		expect: []expectation{{outcome: works}}},
+	{Change: seen.Change{Name: "/proc with hidepid=2", Hidepid: "2"}, expect: []expectation{{outcome: works}}},
+	{Change: seen.Change{Name: "/proc with hidepid=2, no CAP_SYS_PTRACE", Hidepid: "2", Without: "sys_ptrace"},
+		expect: []expectation{{outcome: refused, feature: nodecheck.Hidepid, says: "hidepid"}}},
+	{Change: seen.Change{Name: "kernel.io_uring_disabled = 2", Sysctls: [][2]string{{"kernel.io_uring_disabled", "2"}}},
+		expect: []expectation{{outcome: works, feature: nodecheck.IoUring}}},
+	{Change: seen.Change{Name: "workspaces on tmpfs", Tmpfs: true},
+		expect: []expectation{{before: "6.3", outcome: weaker, feature: nodecheck.Idmap, says: "6.3"}, {outcome: works}}},
+	{Change: seen.Change{Name: "network mode bridge", Config: "network: {default: bridge, allowed: [none, bridge]}"},
+		expect: []expectation{{outcome: refused, feature: nodecheck.Nftables, says: "CONFIG_NFT_REJECT_NETDEV"}}},
+	{Change: seen.Change{Name: "no Landlock"}, boot: "lsm=capability,yama",
+		expect: []expectation{{outcome: works, feature: nodecheck.Landlock}}},
+	{Change: seen.Change{Name: "lockdown=confidentiality"}, boot: "lockdown=confidentiality", expect: []expectation{{outcome: works}}},
+	{Change: seen.Change{Name: "cgroup_disable=memory"}, boot: "cgroup_disable=memory",
+		expect: []expectation{{outcome: refused, feature: nodecheck.CgroupMemory, says: "cgroup_disable=memory"}}},
+	{Change: seen.Change{Name: "cgroup v1"}, cgroupV1: true,
+		expect: []expectation{{before: "6.12", outcome: works, feature: nodecheck.CgroupKill}, {outcome: refused, feature: nodecheck.CgroupMemory, says: "CONFIG_MEMCG"}}},
+	{Change: seen.Change{Name: "no overlay"}, without: []string{"overlay"}, expect: []expectation{{outcome: works, feature: nodecheck.Overlay}}},
+	{Change: seen.Change{Name: "no tcp_diag, no udp_diag"}, without: []string{"tcp_diag", "udp_diag"},
+		expect: []expectation{{outcome: weaker, feature: nodecheck.SockDestroy, says: "tcp_diag"}}},
+	{Change: seen.Change{Name: "kernel.yama.ptrace_scope = 3", Sysctls: [][2]string{{"kernel.yama.ptrace_scope", "3"}}},
+		expect: []expectation{{outcome: refused, feature: nodecheck.Ptrace, says: "kernel.yama.ptrace_scope"}}},
+}
+
+// notRun are variations that people ask for and that no kernel here can have.
+var notRun = []struct{ name, why string }{
+	{"no seccomp", "there is no boot parameter for it, and none of the suites' kernels is built without CONFIG_SECCOMP_FILTER; that the check finds it missing is tested where a filter takes the call away (internal/nodecheck)"},
+	{"AppArmor's restriction of user namespaces", "it is Ubuntu's own, and these are Debian's kernels"},
+}
+
+// bootsOfEveryRun is the kernel that has the variations of a boot in every run; the others have them with -full.
+const bootsOfEveryRun = "6.12-cloud"

@@ -1,0 +1,227 @@
+package kernel
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/sandbox-agent/sandbox-agent/internal/testkit/vm"
+)
+
+// document is written by a run with -write, from the module's folder.
+const document = "docs/kernels.md"
+
+type counts struct{ Passed, Failed, Skipped int }
+
+func (c counts) String() string {
+	if c.Failed > 0 {
+		return fmt.Sprintf("**%d failed**, %d passed, %d skipped", c.Failed, c.Passed, c.Skipped)
+	}
+	return fmt.Sprintf("%d passed, %d skipped", c.Passed, c.Skipped)
+}
+
+// result is what came of one kernel.
+type result struct {
+	kernel chosenKernel
+	began  time.Time
+	full   bool
+
+	mu         sync.Mutex
+	suites     map[string]counts
+	variations map[string]string
+}
+
+func (r *result) add(pkg string, all tests) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	var c counts
+	for _, b := range all.below {
+		b.count(&c)
+	}
+	r.suites[pkg] = c
+}
+
+func (r *result) vary(name, verdict string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.variations[name] = verdict
+}
+
+// section is a kernel's in the document.
+func (r *result) section() string {
+	var b strings.Builder
+	part := "the part of every run"
+	if r.full {
+		part = "everything"
+	}
+	fmt.Fprintf(&b, "## %s\n\nLinux %s, run on %s, %s.\n\n", r.kernel.Name, r.kernel.Version, r.began.UTC().Format(time.DateOnly), part)
+	b.WriteString("| package | suite | version | SHA-256 |\n|---|---|---|---|\n")
+	for _, p := range r.kernel.Packages {
+		fmt.Fprintf(&b, "| %s | %s | %s | `%s` |\n", p.Name, p.Suite, p.Version, p.SHA256)
+	}
+	b.WriteString("\n| tests of | result |\n|---|---|\n")
+	for _, s := range suites {
+		text := "not run"
+		if c, ran := r.suites[s.pkg]; ran {
+			text = c.String()
+		}
+		fmt.Fprintf(&b, "| %s | %s |\n", s.pkg, text)
+	}
+	b.WriteString("\n| node | result |\n|---|---|\n")
+	for _, v := range variations {
+		text := r.variations[v.Name]
+		if text == "" {
+			text = "not run"
+		}
+		fmt.Fprintf(&b, "| %s | %s |\n", v.Name, text)
+	}
+	b.WriteString("\n")
+	return b.String()
+}
+
+// head is the part of the document before the kernels.
+func head() string {
+	var b strings.Builder
+	b.WriteString(`# Kernels
+
+Written by the tests themselves (` + "`make test-kernel-all`, tests/kernel" + `): what ran on which kernel, when, and what came of it. Each
+kernel boots under qemu's software emulation with pure cgroup v2, the product's own programs, the embedded runtime and Git. A
+kernel's part is replaced when it is run again.
+
+- ` + "`make test-kernel`" + `: the kernels of every run. ` + "`make test-kernel-all`" + `: all of them, whole suites, every variation.
+- ` + "`KERNELS=\"6.1 newest-rt\" make test-kernel`" + `: some. ` + "`KERNEL=/path/to/vmlinuz MODULES=/path/to/lib/modules/VERSION make test-kernel`" + `:
+  one's own. It needs virtio (PCI, block, console) and ext4, as modules or built in.
+- Debian's packages are resolved through each suite's metapackage (internal/testkit/vm/kernels.txt) and verified by apt; the
+  checksums are those of the files that were run.
+
+## What is tried on a node
+
+"works": a session is made, a command attacks the promises from inside and reaches nothing, though each attack reaches its aim
+from outside of a sandbox; the receipts verify; nothing is left behind. "works, with a weaker layer": the same, and ` + "`sandbox-agent check`" + `
+says DEGRADED and what takes the place of what is missing. "refused": no sandbox is made, and both check and agent name what is
+missing (in brackets) and the remedy. The expectations are data (tests/kernel/matrix_test.go); another outcome fails the run.
+
+Not run:
+
+`)
+	for _, n := range notRun {
+		fmt.Fprintf(&b, "- %s: %s.\n", n.name, n.why)
+	}
+	b.WriteString("\nA test may be skipped in a guest where the kernel is older than what it is about, or because\n\n")
+	for _, l := range guestLacks {
+		fmt.Fprintf(&b, "- %s (`%s`);\n", l.why, strings.ReplaceAll(l.reason, "|", "\\|"))
+	}
+	b.WriteString("\n")
+	return b.String()
+}
+
+// sections are the kernels' parts of a document.
+func sections(text string) map[string]string {
+	out := map[string]string{}
+	for _, l := range vm.List() {
+		_, after, found := strings.Cut(text, "\n## "+l.Name+"\n")
+		if !found {
+			continue
+		}
+		body, _, _ := strings.Cut(after, "\n## ")
+		out[l.Name] = "## " + l.Name + "\n" + strings.TrimRight(body, "\n") + "\n\n"
+	}
+	return out
+}
+
+// render makes the document of the kernels' parts.
+func render(parts map[string]string) string {
+	text := head()
+	for _, l := range vm.List() {
+		part := parts[l.Name]
+		if part == "" {
+			part = "## " + l.Name + "\n\nNot run yet.\n\n"
+		}
+		text += part
+	}
+	return strings.TrimRight(text, "\n") + "\n"
+}
+
+// write writes the document, if that is asked for, with what is known of the kernels that did not run now.
+func (b *bench) write(t *testing.T) {
+	if !*flagWrite {
+		return
+	}
+	was, _ := os.ReadFile(document)
+	parts := sections(string(was))
+	for name, r := range b.results {
+		parts[name] = r.section()
+	}
+	require.NoError(t, os.WriteFile(document, []byte(render(parts)), 0o644))
+}
+
+var (
+	ranOn = regexp.MustCompile(`(?m)^Linux \S+, run on \d{4}-\d{2}-\d{2}, (everything|the part of every run)\.$`)
+	// cell is the last cell of a row of two, and checksums and versions in one of four.
+	cells = regexp.MustCompile(`(?m)^\| ([^|]+) \|.*\|$`)
+)
+
+// shape is a kernel's part without what a run found.
+func shape(part string) string {
+	_, after, _ := strings.Cut(part, "\n| tests of |") // the packages are the run's
+	return cells.ReplaceAllString(after, "| $1 |")
+}
+
+func TestTheDocumentIsOfTheseKernelsSuitesAndVariations(t *testing.T) {
+	b, err := os.ReadFile(document)
+	require.NoError(t, err)
+	text := string(b)
+	require.True(t, strings.HasPrefix(text, head()), "docs/kernels.md begins otherwise: run make test-kernel-all, which writes it")
+	parts := sections(text)
+	require.Equal(t, render(parts), text, "kernels.txt has other kernels, or in another order: run make test-kernel-all")
+	want := shape((&result{suites: map[string]counts{}, variations: map[string]string{}}).section())
+	for name, part := range parts {
+		if strings.Contains(part, "\nNot run yet.\n") {
+			require.False(t, slices.ContainsFunc(vm.List(), func(l vm.Listed) bool { return l.Name == name && l.Always }), "%s is a kernel of every run, and has never run", name)
+			continue
+		}
+		require.Regexp(t, ranOn, part, name)
+		require.Regexp(t, "(?m)^\\| linux-[^|]+ \\| [^|]+ \\| [^|]+ \\| `[0-9a-f]{64}` \\|$", part, name)
+		require.Equal(t, want, shape(part), "%s has other suites or variations: run it again", name)
+		require.NotContains(t, part, "**", "a failure is none to be shipped")
+		require.NotContains(t, part, "FAILED", "a failure is none to be shipped")
+	}
+}
+
+func TestAResultStaysInTheDocumentUntilItsKernelRunsAgain(t *testing.T) {
+	r := &result{kernel: chosenKernel{Listed: vm.List()[1]}, began: time.Unix(0, 0), suites: map[string]counts{"pkg/mounts": {Passed: 3}}, variations: map[string]string{"as it is": "works"}}
+	first := render(map[string]string{r.kernel.Name: r.section()})
+	require.Equal(t, first, render(sections(first)))
+	require.Contains(t, first, "| pkg/mounts | 3 passed, 0 skipped |")
+	require.Contains(t, first, "| as it is | works |")
+	r.suites["pkg/mounts"] = counts{Passed: 3, Failed: 1}
+	parts := sections(first)
+	parts[r.kernel.Name] = r.section()
+	second := render(parts)
+	require.Contains(t, second, "**1 failed**")
+	require.NotContains(t, second, "| pkg/mounts | 3 passed")
+	require.Equal(t, shape(sections(first)[r.kernel.Name]), shape(sections(second)[r.kernel.Name]))
+}
+
+// What the matrix names is there: a package that has moved, or a choice that no test matches, would run nothing.
+func TestTheMatrixNamesWhatThereIs(t *testing.T) {
+	for _, s := range suites {
+		out, err := exec.Command("grep", "-rhoE", "--include=*_test.go", `^func Test[A-Za-z0-9_]+`, s.pkg).Output()
+		require.NoError(t, err, s.pkg)
+		matches := 0
+		for name := range strings.FieldsSeq(strings.ReplaceAll(string(out), "func ", "")) {
+			if regexp.MustCompile(s.run).MatchString(name) && (s.skip == "" || !regexp.MustCompile(s.skip).MatchString(name)) {
+				matches++
+			}
+		}
+		require.Positive(t, matches, "%s: no test of it is a part of every run", s.pkg)
+	}
+}
