@@ -35,8 +35,7 @@ func newWorld(t *testing.T) *world {
 	w.zone = w.DNS(w.World, netlab.Web+":53")
 	w.Agent = node.Start(t, node.Options{
 		Program: w.Program(node.Program()),
-		Config: fmt.Sprintf(`runtime: {default: embedded, allowed: [embedded]}
-network:
+		Config: fmt.Sprintf(`network:
   default: bridge
   allowed: [none, bridge]
   nameservers: [%s]

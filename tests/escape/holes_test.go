@@ -333,21 +333,7 @@ func TestHole9CommandsLeaveNoCgroupBehind(t *testing.T) {
 // receiptdPID finds the sandbox's init on the node.
 func (s *session) receiptdPID() int {
 	s.T.Helper()
-	entries, err := os.ReadDir("/proc")
-	require.NoError(s.T, err)
-	for _, e := range entries {
-		pid, err := strconv.Atoi(e.Name())
-		if err != nil {
-			continue
-		}
-		comm, _ := os.ReadFile(filepath.Join("/proc", e.Name(), "comm"))
-		cgroup, _ := os.ReadFile(filepath.Join("/proc", e.Name(), "cgroup"))
-		if string(comm) == "receiptd\n" && strings.Contains(string(cgroup), s.first.GetSandbox().GetId()) {
-			return pid
-		}
-	}
-	s.T.Fatal("receiptd is not to be found")
-	return 0
+	return node.SandboxProcess(s.T, s.first.GetSandbox().GetId())
 }
 
 // deadSender connects, waits until it has been accepted, fills its side of the connection and ends: the kernel goes on
@@ -415,7 +401,7 @@ func TestHole10NoSocketOfACommandSendsAfterItsAnswer(t *testing.T) {
 	require.Equal(t, "more", verdict(), "the control case: the dead one's socket sends")
 
 	s := newSession(t, "")
-	port, verdict = serveSlowly(t, "nsenter", "-t", strconv.Itoa(s.receiptdPID()), "-n")
+	port, verdict = serveSlowly(t, node.InNetworkOf(t, s.first.GetSandbox().GetId())...)
 	res := s.python(strings.ReplaceAll(deadSender, "PORT", port), 0)
 	require.Zero(t, res.GetExitCode(), res.GetStderrText())
 	require.Equal(t, "no more", verdict())

@@ -2,8 +2,10 @@ package node
 
 import (
 	"encoding/json"
+	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -21,6 +23,9 @@ var guests struct {
 	sync.Mutex
 	folders []string
 }
+
+// OnGVisor says whether RuntimeEnv names gVisor: what a test expects there may be what docs/gvisor.md says.
+func OnGVisor() bool { return os.Getenv(RuntimeEnv) == "gvisor" }
 
 func addGuests(folder string) {
 	guests.Lock()
@@ -70,4 +75,36 @@ func runningGuests(t testing.TB) (ids []string) {
 func runsc(t testing.TB, args ...string) ([]byte, error) {
 	program := filepath.Join(containerd.Folder(t, "gvisor"), "runsc")
 	return exec.Command(program, append([]string{"--root=" + runscState}, args...)...).CombinedOutput()
+}
+
+// SandboxProcess is the process of the node that is the sandbox's init to it: receiptd, or under gVisor the guest's kernel.
+func SandboxProcess(t testing.TB, sandbox string) int {
+	t.Helper()
+	file, name := "comm", "receiptd\n"
+	if OnGVisor() {
+		file, name = "cmdline", "runsc-sandbox\x00"
+	}
+	processes, err := filepath.Glob("/proc/[0-9]*")
+	require.NoError(t, err)
+	for _, p := range processes {
+		is, _ := os.ReadFile(filepath.Join(p, file)) // what has ended has neither
+		cgroup, _ := os.ReadFile(filepath.Join(p, "cgroup"))
+		if strings.HasPrefix(string(is), name) && strings.Contains(string(cgroup), sandbox) {
+			pid, err := strconv.Atoi(filepath.Base(p))
+			require.NoError(t, err)
+			return pid
+		}
+	}
+	require.FailNow(t, "it is not to be found", "%q of the sandbox %s", name, sandbox)
+	return 0
+}
+
+// InNetworkOf is what starts a program, given with its arguments, on the node and in a sandbox's network: under gVisor, whose
+// network is none of the node's, in the guest, as its root and beside every command.
+func InNetworkOf(t testing.TB, sandbox string) []string {
+	t.Helper()
+	if OnGVisor() {
+		return []string{filepath.Join(containerd.Folder(t, "gvisor"), "runsc"), "--root=" + runscState, "exec", sandbox, "/usr/bin/env"}
+	}
+	return []string{"nsenter", "-t", strconv.Itoa(SandboxProcess(t, sandbox)), "-n"}
 }
