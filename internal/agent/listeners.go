@@ -7,16 +7,17 @@ import (
 	receiptdv1 "github.com/sandbox-agent/sandbox-agent/api/receiptd/v1"
 	"github.com/sandbox-agent/sandbox-agent/internal/config"
 	"github.com/sandbox-agent/sandbox-agent/internal/network"
+	"github.com/sandbox-agent/sandbox-agent/internal/runtime"
 )
 
 // watched are the listeners that a sandbox proves that it can't reach, while it does so.
 type watched struct {
 	targets  []*receiptdv1.Target
-	canaries *network.Canaries // nil without a network
+	canaries *network.Canaries
 }
 
-// watchListeners gathers what the session's sandbox must not reach, and opens canaries on the node if it has a network. A
-// sandbox without one has nothing that leads anywhere but to itself, so only unix sockets are tried.
+// watchListeners gathers what the session's sandbox must not reach, and opens canaries on the node. A sandbox without a network
+// has nothing that leads anywhere but to itself, so only unix sockets are tried.
 func (s *session) watchListeners() (*watched, error) {
 	w := &watched{}
 	cfg := s.agent.cfg
@@ -24,29 +25,43 @@ func (s *session) watchListeners() (*watched, error) {
 		w.targets = append(w.targets, &receiptdv1.Target{Network: "unix", Address: path})
 	}
 	s.mu.Lock()
-	mode, id := s.rec.Network, s.rec.Sandbox.ID
+	mode, id, isolation := s.rec.Network, s.rec.Sandbox.ID, s.rec.Sandbox.Isolation
 	s.mu.Unlock()
+	var err error
 	if mode == config.NoNetwork {
-		return w, nil
+		w.canaries, err = network.UnixCanary()
+	} else {
+		w.canaries, err = s.agent.networks.Canaries(id)
 	}
-	canaries, err := s.agent.networks.Canaries(id)
 	if err != nil {
 		return nil, err
 	}
-	w.canaries = canaries
-	for _, t := range canaries.Targets() {
-		w.targets = append(w.targets, &receiptdv1.Target{
-			Network: t.Network, Address: t.Address.Addr().String(), Port: uint32(t.Address.Port()), Token: t.Token,
-		})
+	for _, t := range w.canaries.Targets() {
+		w.targets = append(w.targets, targetOf(t))
+	}
+	if mode != config.NoNetwork && max(isolation, runtime.Namespaces) == runtime.Namespaces {
+		w.inside("tcp", cfg.Listeners.TCP)
+		w.inside("udp", cfg.Listeners.UDP)
 	}
 	return w, nil
 }
 
+func targetOf(t network.Target) *receiptdv1.Target {
+	if t.Network == "unix" {
+		return &receiptdv1.Target{Network: t.Network, Address: t.Name, Token: t.Token}
+	}
+	return &receiptdv1.Target{Network: t.Network, Address: t.Address.Addr().String(), Port: uint32(t.Address.Port()), Token: t.Token}
+}
+
+// inside has listed ports tried in the sandbox's own network namespace. A guest's own network is the guest's alone.
+func (w *watched) inside(network string, ports []int) {
+	for _, p := range ports {
+		w.targets = append(w.targets, &receiptdv1.Target{Network: "inside-" + network, Port: uint32(p)})
+	}
+}
+
 // end closes the canaries, and says what they heard.
 func (w *watched) end() ([]*receiptdv1.ProofItem, error) {
-	if w.canaries == nil {
-		return nil, nil
-	}
 	reached, err := w.canaries.Close()
 	if err != nil {
 		return nil, err

@@ -20,10 +20,22 @@ import (
 
 // Target is a listener of the node that a sandbox must not reach.
 type Target struct {
-	Network string // "tcp" or "udp"
+	Network string // "tcp", "udp" or "unix"
+	// Address is of IPv4, of IPv6, or an IPv4 address as IPv6 sockets write it.
 	Address netip.AddrPort
+	// Name is a unix socket's; an abstract one's begins with "@".
+	Name string
 	// Token is what whoever tries sends, so that the canary knows whom it heard.
 	Token string
+}
+
+func (t Target) String() string { return t.Network + " " + t.at() }
+
+func (t Target) at() string {
+	if t.Network == "unix" {
+		return t.Name
+	}
+	return t.Address.String()
 }
 
 // Canaries are listeners on the node that stand for its own while a sandbox proves that it can't reach them. Where a port is
@@ -64,13 +76,16 @@ func (m *Manager) Canaries(id string) (_ *Canaries, err error) {
 	if err != nil {
 		return nil, err
 	}
-	c := &Canaries{token: rand.Text(), sandbox: rec.Addresses, trusted: make(chan struct{}), closed: make(chan struct{})}
+	c := newCanaries(rec.Addresses)
 	defer func() {
 		if err != nil {
 			_, closeErr := c.Close()
 			err = errors.Join(err, closeErr)
 		}
 	}()
+	if err := c.unix(); err != nil {
+		return nil, err
+	}
 	for _, a := range on {
 		for _, p := range slices.Concat(m.opts.Listeners.TCP, listeners.KubeletTCP, []uint16{0}) {
 			if err := c.tcp(netip.AddrPortFrom(a, p)); err != nil {
@@ -91,7 +106,39 @@ func (m *Manager) Canaries(id string) (_ *Canaries, err error) {
 	for _, a := range []string{"169.254.169.254:80", "[fd00:ec2::254]:80"} {
 		c.targets = append(c.targets, Target{Network: "tcp", Address: netip.MustParseAddrPort(a), Token: c.token})
 	}
+	c.targets = append(c.targets, mapped(c.targets)...)
 	return c, nil
+}
+
+// UnixCanary is the canary for a sandbox without a network: a listener on the node with an abstract name. It has answered this
+// process. The caller closes it.
+func UnixCanary() (*Canaries, error) {
+	c := newCanaries(nil)
+	err := c.unix()
+	if err == nil {
+		err = c.try()
+	}
+	if err != nil {
+		_, closeErr := c.Close()
+		return nil, errors.Join(err, closeErr)
+	}
+	c.answered = true
+	return c, nil
+}
+
+func newCanaries(sandbox []netip.Addr) *Canaries {
+	return &Canaries{token: rand.Text(), sandbox: sandbox, trusted: make(chan struct{}), closed: make(chan struct{})}
+}
+
+// mapped are those of IPv4 as a socket of IPv6 reaches them (RFC 4038, 4.2).
+func mapped(targets []Target) (out []Target) {
+	for _, t := range targets {
+		if t.Address.Addr().Is4() {
+			t.Address = netip.AddrPortFrom(netip.AddrFrom16(t.Address.Addr().As16()), t.Address.Port())
+			out = append(out, t)
+		}
+	}
+	return out
 }
 
 // Targets are what the sandbox has to try.
@@ -154,7 +201,7 @@ func (c *Canaries) tcp(at netip.AddrPort) error {
 	if errors.Is(err, unix.EADDRINUSE) {
 		// Somebody listens there, or on another address with this port.
 		if conn, err := net.DialTimeout("tcp", at.String(), trustedWait); err == nil {
-			c.targets = append(c.targets, Target{"tcp", at, c.token})
+			c.targets = append(c.targets, Target{Network: "tcp", Address: at, Token: c.token})
 			return conn.Close()
 		}
 		return nil
@@ -165,8 +212,23 @@ func (c *Canaries) tcp(at netip.AddrPort) error {
 	if err != nil {
 		return fmt.Errorf("opening a canary at %s: %w", at, err)
 	}
+	c.accept(l, c.add(Target{Network: "tcp", Address: l.Addr().(*net.TCPAddr).AddrPort()}))
+	return nil
+}
+
+// unix opens a canary with an abstract name, which holds in this process's network namespace (unix(7)).
+func (c *Canaries) unix() error {
+	name := "@sandbox-agent-canary-" + rand.Text()
+	l, err := net.Listen("unix", name) //nolint:forbidigo // as above
+	if err != nil {
+		return fmt.Errorf("opening a canary at %s: %w", name, err)
+	}
+	c.accept(l, c.add(Target{Network: "unix", Name: name}))
+	return nil
+}
+
+func (c *Canaries) accept(l net.Listener, t Target) {
 	c.closers = append(c.closers, l.Close)
-	t := c.add("tcp", l.Addr().(*net.TCPAddr).AddrPort())
 	c.hearing.Go(func() {
 		for {
 			conn, err := l.Accept()
@@ -176,12 +238,11 @@ func (c *Canaries) tcp(at netip.AddrPort) error {
 			c.hearing.Go(func() { c.listen(t, conn) })
 		}
 	})
-	return nil
 }
 
 // add makes a target of a canary of this process's own.
-func (c *Canaries) add(network string, at netip.AddrPort) Target {
-	t := Target{network, at, c.token}
+func (c *Canaries) add(t Target) Target {
+	t.Token = c.token
 	c.targets, c.own = append(c.targets, t), append(c.own, t)
 	return t
 }
@@ -206,7 +267,7 @@ func (c *Canaries) udp(at netip.AddrPort) error {
 		return fmt.Errorf("opening a canary at %s: %w", at, err)
 	}
 	c.closers = append(c.closers, conn.Close)
-	t := c.add("udp", conn.LocalAddr().(*net.UDPAddr).AddrPort())
+	t := c.add(Target{Network: "udp", Address: conn.LocalAddr().(*net.UDPAddr).AddrPort()})
 	c.hearing.Go(func() {
 		b := make([]byte, 128)
 		for {
@@ -226,7 +287,7 @@ func (c *Canaries) hear(t Target, line string) {
 	case c.token:
 		c.mu.Lock()
 		defer c.mu.Unlock()
-		c.reached = append(c.reached, t.Network+" "+t.Address.String())
+		c.reached = append(c.reached, t.String())
 	case c.trustedToken():
 		select {
 		case c.trusted <- struct{}{}:
@@ -240,13 +301,13 @@ func (c *Canaries) trustedToken() string { return "trusted-" + c.token }
 // try reaches each of its own canaries from here: one that doesn't hear this process would prove nothing.
 func (c *Canaries) try() error {
 	for _, t := range c.own {
-		conn, err := net.DialTimeout(t.Network, t.Address.String(), trustedWait)
+		conn, err := net.DialTimeout(t.Network, t.at(), trustedWait)
 		if err != nil {
-			return fmt.Errorf("trying the canary %s %s: %w", t.Network, t.Address, err)
+			return fmt.Errorf("trying the canary %s: %w", t, err)
 		}
 		_, err = conn.Write([]byte(c.trustedToken() + "\n"))
 		if err = errors.Join(err, conn.Close()); err != nil {
-			return fmt.Errorf("trying the canary %s %s: %w", t.Network, t.Address, err)
+			return fmt.Errorf("trying the canary %s: %w", t, err)
 		}
 	}
 	timeout := time.After(trustedWait)

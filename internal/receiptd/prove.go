@@ -57,7 +57,7 @@ type probe struct {
 	mounts []string
 	sees   []string
 	fds    []string
-	// reached are the targets that it connected to.
+	// reached is what it connected to, or made.
 	reached []string
 	flags   map[string]bool
 	ended   bool
@@ -82,31 +82,24 @@ func (c *connection) Prove(_ context.Context, req *receiptdv1.ProveRequest) (*re
 	if err := checkTargets(req.GetTargets()); err != nil {
 		return nil, status.Error(codes.InvalidArgument, err.Error())
 	}
-	p, control, err := s.probeTargets(req.GetTargets())
+	a, err := newAttempts(req.GetTargets())
+	if err != nil {
+		return nil, status.Error(codes.Internal, fmt.Sprintf("proving the sandbox: %v", err))
+	}
+	defer a.close()
+	p, err := s.probe(a)
+	if err == nil {
+		err = a.sidecars.settle()
+	}
 	if err != nil {
 		return nil, status.Error(codes.Internal, fmt.Sprintf("proving the sandbox: %v", err))
 	}
 	s.prepared.refill()
 	items := judge(p, s.init.GetView(), s.prepared.seals())
-	return &receiptdv1.ProveResponse{Items: append(items, judgeReach(req.GetTargets(), control, p.reached)...)}, nil
+	return &receiptdv1.ProveResponse{Items: append(items, judgeReach(a, p)...)}, nil
 }
 
-// probeTargets is probe with a target of receiptd's own beside the given ones, if any of them is connected to over a network.
-func (s *Server) probeTargets(targets []*receiptdv1.Target) (*probe, *receiptdv1.Target, error) {
-	if !dialled(targets) {
-		p, err := s.probe(targets)
-		return p, nil, err
-	}
-	control, err := newControl()
-	if err != nil {
-		return nil, nil, err
-	}
-	defer control.Close()
-	p, err := s.probe(append(targets[:len(targets):len(targets)], control.target()))
-	return p, control.target(), err
-}
-
-func (s *Server) probe(targets []*receiptdv1.Target) (*probe, error) {
+func (s *Server) probe(a *attempts) (*probe, error) {
 	prepared, err := s.prepared.take()
 	if err != nil {
 		return nil, err
@@ -115,7 +108,10 @@ func (s *Server) probe(targets []*receiptdv1.Target) (*probe, error) {
 	end := make(chan struct{})
 	var seen []byte
 	run, err := prepared.Start(nsexec.Request{
-		Command: wire.Command{Path: shell, Argv: append([]string{"bash", "-c", probeScript, "probe"}, view.GetHide()...), Dir: view.GetDir(), Env: append(environ(view.GetEnv()), targetsEnv(targets))},
+		Command: wire.Command{
+			Path: shell, Argv: append([]string{"bash", "-c", probeScript, "probe"}, view.GetHide()...), Dir: view.GetDir(), Env: append(environ(view.GetEnv()), targetsEnv(a.script)),
+			Tries: a.tries,
+		},
 		Timeout: proveTimeout, OutputBytes: proveOutput,
 		Stdout: func(_ uint64, data []byte) {
 			if seen == nil || !bytes.Contains(seen, []byte(probeEnd)) {

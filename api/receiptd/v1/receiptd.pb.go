@@ -911,7 +911,7 @@ func (x *ProveRequest) GetTargets() []*Target {
 // Target is a listener that the probe tries to connect to.
 type Target struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// "tcp", "udp" or "unix".
+	// "tcp", "udp" or "unix"; "inside-tcp" or "inside-udp" for a canary that receiptd opens at the port in the sandbox itself.
 	Network string `protobuf:"bytes,1,opt,name=network,proto3" json:"network,omitempty"`
 	// An IP address, or a socket's path; an abstract one begins with "@".
 	Address string `protobuf:"bytes,2,opt,name=address,proto3" json:"address,omitempty"`

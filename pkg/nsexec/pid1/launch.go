@@ -75,6 +75,7 @@ func execute(c wire.Command, seals []wire.SealState) {
 	if cwd, err := unix.Getwd(); err != nil || cwd != c.Dir {
 		fail("the working directory is "+cwd+" instead of "+c.Dir, err)
 	}
+	tryAll(c.Tries)
 	closeOnExec()
 	err := syscall.Exec(c.Path, c.Argv, c.Env)
 	fail("executing "+c.Path, err)

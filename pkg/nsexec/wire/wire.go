@@ -69,6 +69,18 @@ type Command struct {
 	Argv []string
 	Dir  string
 	Env  []string
+	// Tries, when there are any, are what the launcher tries before it executes Path: a proof's, of what no shell can try.
+	Tries []Try
+}
+
+// Try is a listener that the launcher tries to reach as the command.
+type Try struct {
+	// Name is what it writes when it gets there, without a line break; Token is what it sends there.
+	Name, Token string
+	// Address has 4 or 16 bytes, for TCP at Port. With Unix it is a socket's path, or its abstract name after a NUL.
+	Address string
+	Port    uint32
+	Unix    bool
 }
 
 // Arm starts pid1's clock. Milliseconds; Timeout is above 0.
@@ -245,6 +257,9 @@ func DecodeSetup(b []byte) (Setup, error) {
 	return s, d.end()
 }
 
+// tryMin is what a Try takes at least, bytes.
+const tryMin = 5 * 8
+
 // Encode gives the frame's body.
 func (c Command) Encode() []byte {
 	var e encoder
@@ -252,13 +267,24 @@ func (c Command) Encode() []byte {
 	e.strs(c.Argv)
 	e.str(c.Dir)
 	e.strs(c.Env)
+	e.num(uint64(len(c.Tries)))
+	for _, t := range c.Tries {
+		e.str(t.Name)
+		e.str(t.Token)
+		e.str(t.Address)
+		e.num(uint64(t.Port))
+		e.flag(t.Unix)
+	}
 	return e
 }
 
 // DecodeCommand reads what Encode wrote.
 func DecodeCommand(b []byte) (Command, error) {
 	d := decoder{b: b}
-	c := Command{d.str(), d.strs(), d.str(), d.strs()}
+	c := Command{Path: d.str(), Argv: d.strs(), Dir: d.str(), Env: d.strs()}
+	for range d.count(tryMin) {
+		c.Tries = append(c.Tries, Try{Name: d.str(), Token: d.str(), Address: d.str(), Port: uint32(d.num()), Unix: d.flag()})
+	}
 	return c, d.end()
 }
 
