@@ -4,15 +4,18 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
+	"net/netip"
 	"slices"
 
 	sandboxv1 "github.com/sandbox-agent/sandbox-agent/api/sandbox/v1"
+	"github.com/sandbox-agent/sandbox-agent/internal/agent/events"
 	"github.com/sandbox-agent/sandbox-agent/internal/config"
 	"github.com/sandbox-agent/sandbox-agent/internal/network"
 	"github.com/sandbox-agent/sandbox-agent/pkg/egress"
 )
 
-// maxRefused bounds the destinations that an answer names.
+// maxRefused bounds the destinations that an answer names, and so what a command can have logged and told as events.
 const maxRefused = 64
 
 // checkSessionNetwork fills in the defaults of a session's network.
@@ -117,7 +120,7 @@ func (s *session) beginUse(e *execution) {
 		s.log.Warn("what the command does over the network is not counted", "exec", u.execID, "error", err)
 	}
 	s.mu.Lock()
-	s.usage = u
+	s.usage, s.unasked = u, networkUse{}
 	s.mu.Unlock()
 }
 
@@ -143,26 +146,50 @@ func (s *session) endUse() *networkUse {
 	return u
 }
 
-// noteRefused tells of a refusal, and keeps it for the answer of the command that runs in the sandbox: one at a time does.
+// noteRefused tells of a refusal in the log and as an event, and keeps it for the answer of the command that runs in the
+// sandbox: one at a time does. Each destination is told once for a command; the rest is only counted.
 func (a *Agent) noteRefused(sandbox, what string) {
+	s := a.withSandbox(sandbox)
+	if s == nil {
+		return
+	}
+	a.metrics.Refused()
+	s.mu.Lock()
+	u, exec := &s.unasked, ""
+	if s.usage != nil {
+		u = s.usage
+	}
+	if s.running != nil {
+		exec = s.running.intent.ExecID
+	}
+	// What a sandbox tries before it is ready is its proof.
+	news := s.rec.State != Provisioning && u.note(what)
+	event := events.Event{Kind: events.EgressRefused, Session: s.id, Exec: exec, Generation: s.rec.Generation, Detail: what}
+	s.mu.Unlock()
+	if !news {
+		s.log.Debug("refused over the network", "sandbox", sandbox, "exec", exec, "destination", what)
+		return
+	}
+	s.log.Info("refused over the network", "sandbox", sandbox, "exec", exec, "destination", what)
+	if err := a.chain.Tell(event); err != nil {
+		s.log.Warn("refusal over the network not among the events", "exec", exec, "error", err)
+	}
+}
+
+// withSandbox is the session whose newest sandbox this is; nil without one.
+func (a *Agent) withSandbox(id string) *session {
 	a.mu.Lock()
 	sessions := a.all()
 	a.mu.Unlock()
 	for _, s := range sessions {
 		s.mu.Lock()
-		found := s.rec.Sandbox != nil && s.rec.Sandbox.ID == sandbox
-		exec, news := "", true
-		if found && s.usage != nil {
-			exec, news = s.usage.execID, s.usage.note(what)
-		}
+		found := s.rec.Sandbox != nil && s.rec.Sandbox.ID == id
 		s.mu.Unlock()
-		if found && news {
-			s.log.Info("refused over the network", "sandbox", sandbox, "exec", exec, "destination", what)
-		}
 		if found {
-			return
+			return s
 		}
 	}
+	return nil
 }
 
 // note says whether the destination is new among those that are kept. Caller holds session.mu.
@@ -189,6 +216,22 @@ func useProto(t network.Traffic) *sandboxv1.NetworkUse {
 	return &sandboxv1.NetworkUse{BytesOut: t.BytesOut, Connections: t.Connections, Refused: t.Refused}
 }
 
+// kubelets are where a kubelet of this node listens, or would.
+func kubelets() ([]string, error) {
+	const kubeletPort, most = 10250, 4
+	addrs, err := net.InterfaceAddrs()
+	if err != nil {
+		return nil, fmt.Errorf("looking at this node's addresses: %w", err)
+	}
+	var out []string
+	for _, a := range addrs {
+		if p, err := netip.ParsePrefix(a.String()); err == nil && p.Addr().IsGlobalUnicast() && len(out) < most {
+			out = append(out, netip.AddrPortFrom(p.Addr(), kubeletPort).String())
+		}
+	}
+	return out, nil
+}
+
 // GetEgress says what a session's sandboxes may reach.
 func (a *Agent) GetEgress(r *sandboxv1.GetEgressRequest) (*sandboxv1.GetEgressResponse, error) {
 	s, err := a.find(r.GetSessionId())
@@ -203,6 +246,9 @@ func (a *Agent) GetEgress(r *sandboxv1.GetEgressRequest) (*sandboxv1.GetEgressRe
 		return nil, err
 	}
 	resp := &sandboxv1.GetEgressResponse{Network: &sandboxv1.Network{Mode: rec.Network, Egress: string(policy.Mode), Allow: rec.Allow}}
+	if resp.Management, err = kubelets(); err != nil {
+		return nil, err
+	}
 	if rec.Network == config.NoNetwork {
 		resp.Network.Egress = string(egress.None)
 		return resp, nil

@@ -36,6 +36,7 @@ func resultOf(in *intentRecord, p *proven) *sandboxv1.ExecResult {
 		Usage: &sandboxv1.Usage{
 			UserCpu: durationpb.New(pr.Usage.UserCPU), SystemCpu: durationpb.New(pr.Usage.SystemCPU),
 			MaxRssBytes: pr.Usage.MaxRSS, PeakMemoryBytes: pr.Usage.PeakMemory,
+			NetworkSentBytes: pr.Usage.Network.SentBytes, NetworkReceivedBytes: pr.Usage.Network.ReceivedBytes,
 		},
 		Receipt: p.envelope, Nonce: in.Nonce,
 	}

@@ -101,7 +101,8 @@ type probe struct {
 	Answers bool   `json:"answers"` // what has to be
 	Holds   bool   `json:"holds"`
 	Detail  string `json:"detail"`
-	code    int
+	// Code is the exit code if this check alone does not hold.
+	Code int `json:"code"`
 	// told: the refusal has to be among those that the agent tells, so that a host that is down does not pass for a refused one.
 	told bool
 }
@@ -116,10 +117,7 @@ func runEgressProbe(ctx context.Context, c *cli.Command) error {
 	if err != nil {
 		return cl.Explain("asking for the egress policy of session "+got[0], err)
 	}
-	probes, err := probesOf(c, policy)
-	if err != nil {
-		return err
-	}
+	probes := probesOf(c, policy)
 	for i := range probes {
 		if err := probes[i].run(ctx, cl, got[0]); err != nil {
 			return err
@@ -135,31 +133,28 @@ func runEgressProbe(ctx context.Context, c *cli.Command) error {
 }
 
 // probesOf are the checks that mean something under a policy.
-func probesOf(c *cli.Command, r *sandboxv1.GetEgressResponse) ([]probe, error) {
+func probesOf(c *cli.Command, r *sandboxv1.GetEgressResponse) []probe {
 	var out []probe
 	listed := r.GetNetwork().GetEgress() == string(egress.Allowlist)
 	if allowed := cmpString(c.String("allowed"), firstListed(r.GetEntries())); listed && allowed != "" {
-		out = append(out, probe{Check: "a listed host answers", Target: allowed, Answers: true, code: exitProbeAllowed})
+		out = append(out, probe{Check: "a listed host answers", Target: allowed, Answers: true, Code: exitProbeAllowed})
 	}
 	if r.GetNetwork().GetEgress() != string(egress.Open) {
 		connected := len(r.GetNameservers()) > 0
-		out = append(out, probe{Check: "another host does not", Target: c.String("other"), code: exitProbeOther, told: connected},
-			probe{Check: "an address does not", Target: c.String("address"), code: exitProbeAddress, told: connected})
+		out = append(out, probe{Check: "another host does not", Target: c.String("other"), Code: exitProbeOther, told: connected},
+			probe{Check: "an address does not", Target: c.String("address"), Code: exitProbeAddress, told: connected})
 	}
 	for _, t := range []string{"169.254.169.254:80", "[fd00:ec2::254]:80"} {
-		out = append(out, probe{Check: "metadata does not", Target: t, code: exitProbeMetadata})
+		out = append(out, probe{Check: "metadata does not", Target: t, Code: exitProbeMetadata})
 	}
 	management := c.StringSlice("management")
 	if len(management) == 0 {
-		var err error
-		if management, err = kubelets(); err != nil {
-			return nil, err
-		}
+		management = r.GetManagement() // the node's as the agent sees it: this program may be in a pod of its own
 	}
 	for _, t := range management {
-		out = append(out, probe{Check: "management does not", Target: t, code: exitProbeManagement})
+		out = append(out, probe{Check: "management does not", Target: t, Code: exitProbeManagement})
 	}
-	return out, nil
+	return out
 }
 
 func cmpString(a, b string) string {
@@ -178,21 +173,6 @@ func firstListed(list []*sandboxv1.EgressEntry) string {
 		}
 	}
 	return ""
-}
-
-// kubelets are where a kubelet of this node would listen.
-func kubelets() ([]string, error) {
-	addrs, err := net.InterfaceAddrs()
-	if err != nil {
-		return nil, fmt.Errorf("looking at this node's addresses: %w", err)
-	}
-	var out []string
-	for _, a := range addrs {
-		if p, err := netip.ParsePrefix(a.String()); err == nil && p.Addr().IsGlobalUnicast() && len(out) < 4 {
-			out = append(out, netip.AddrPortFrom(p.Addr(), 10250).String())
-		}
-	}
-	return out, nil
 }
 
 // dialSeconds is how long a listed host may take to answer. What is refused takes no time.
@@ -266,9 +246,9 @@ func probeCode(probes []probe) int {
 	code := 0
 	for _, p := range probes {
 		switch {
-		case p.Holds || code == p.code:
+		case p.Holds || code == p.Code:
 		case code == 0:
-			code = p.code
+			code = p.Code
 		default:
 			return exitProbeSeveral
 		}

@@ -34,9 +34,9 @@ func TestAProbeHoldsOnlyForTheRightReason(t *testing.T) {
 		require.Equal(t, c.holds, c.p.Holds, "%s: %s", name, c.p.Detail)
 		require.NotEmpty(t, c.p.Detail, name)
 	}
-	require.Equal(t, 0, probeCode([]probe{{Holds: true, code: 11}}))
-	require.Equal(t, exitProbeMetadata, probeCode([]probe{{Holds: true, code: 11}, {code: 14}, {code: 14}}))
-	require.Equal(t, exitProbeSeveral, probeCode([]probe{{code: 11}, {code: 14}}))
+	require.Equal(t, 0, probeCode([]probe{{Holds: true, Code: 11}}))
+	require.Equal(t, exitProbeMetadata, probeCode([]probe{{Holds: true, Code: 11}, {Code: 14}, {Code: 14}}))
+	require.Equal(t, exitProbeSeveral, probeCode([]probe{{Code: 11}, {Code: 14}}))
 }
 
 func TestTheFirstListedHostIsTried(t *testing.T) {

@@ -327,6 +327,9 @@ func showPredicate(out io.Writer, p *receipt.Predicate) error {
 	row("stderr", "%s", streamFacts(p.Stderr))
 	row("seals", "%s", sealFacts(p))
 	row("usage", "user %s, system %s, largest process %d KiB", p.Usage.UserCPU.Round(time.Microsecond), p.Usage.SystemCPU.Round(time.Microsecond), p.Usage.MaxRSS>>10)
+	if n := p.Usage.Network; n != (receipt.Network{}) {
+		row("network", "%d bytes sent, %d received", n.SentBytes, n.ReceivedBytes)
+	}
 	for _, k := range slices.Sorted(maps.Keys(p.Labels)) {
 		row("label", "%s=%s", k, p.Labels[k])
 	}

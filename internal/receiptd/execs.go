@@ -25,6 +25,8 @@ type execution struct {
 	stream *stream
 	spills [2]*spill // stdout's and stderr's
 	done   chan struct{}
+	// traffic is what went over the network since it was admitted.
+	traffic func() receipt.Network
 
 	mu  sync.Mutex
 	run *nsexec.Running // nil until it has started
@@ -114,7 +116,7 @@ func (c *connection) register(req *receiptdv1.ExecRequest) (*execution, error) {
 	if s.running != nil {
 		return nil, status.Errorf(codes.FailedPrecondition, "exec %s is running: one command at a time", s.running.id)
 	}
-	e := &execution{id: req.GetExecId(), stream: newStream(), done: make(chan struct{}), spills: s.newSpills(req)}
+	e := &execution{id: req.GetExecId(), stream: newStream(), done: make(chan struct{}), spills: s.newSpills(req), traffic: countTraffic()}
 	s.running = e
 	s.total++
 	return e, nil
@@ -238,6 +240,7 @@ func (c *connection) see(e *execution, run *nsexec.Running, req *receiptdv1.Exec
 	}
 	p := s.predicate(e, req, res)
 	p.Boundary.SocketsDestroyed, p.Boundary.SocketsLeft = destroyed, left
+	p.Usage.Network = e.traffic() // now that nothing of it can send any more
 	e.sha, err = s.store.Commit(e.id, &p, res.Stdout.Kept(), res.Stderr.Kept(), s.signer)
 	if err != nil {
 		e.lost = fmt.Errorf("the receipt of exec %s could not be written: %w", e.id, err)

@@ -65,6 +65,16 @@ type Usage struct {
 	SystemCPU  time.Duration `json:"systemCpuNs"`
 	MaxRSS     int64         `json:"maxRssBytes"`
 	PeakMemory int64         `json:"peakMemoryBytes"`
+	// Network is zero in a sandbox without a network.
+	Network Network `json:"network,omitzero"`
+}
+
+// Network is what went over the sandbox's interfaces, loopback excepted, from the command's admission until its sockets were
+// destroyed: bytes with all headers, also of what was refused on the way or came unasked. It is counted inside, where nobody
+// knows what became of a packet: connections and refusals are the agent's to tell (ExecResult.network), and in no receipt.
+type Network struct {
+	SentBytes     uint64 `json:"sentBytes"`
+	ReceivedBytes uint64 `json:"receivedBytes"`
 }
 
 // Texts that receiptd writes into a predicate and that the agent recognises.

@@ -2780,7 +2780,9 @@ type GetEgressResponse struct {
 	// Where sandboxes with this policy ask for names.
 	Nameservers []string `protobuf:"bytes,3,rep,name=nameservers,proto3" json:"nameservers,omitempty"`
 	// What the present sandbox has done since it was connected; not set without one.
-	Use           *NetworkUse `protobuf:"bytes,4,opt,name=use,proto3" json:"use,omitempty"`
+	Use *NetworkUse `protobuf:"bytes,4,opt,name=use,proto3" json:"use,omitempty"`
+	// ADDRESS:PORT of listeners of the node that no sandbox may reach: the kubelet's, at up to four of the node's addresses.
+	Management    []string `protobuf:"bytes,5,rep,name=management,proto3" json:"management,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2839,6 +2841,13 @@ func (x *GetEgressResponse) GetNameservers() []string {
 func (x *GetEgressResponse) GetUse() *NetworkUse {
 	if x != nil {
 		return x.Use
+	}
+	return nil
+}
+
+func (x *GetEgressResponse) GetManagement() []string {
+	if x != nil {
+		return x.Management
 	}
 	return nil
 }
@@ -3547,8 +3556,12 @@ type Usage struct {
 	MaxRssBytes int64 `protobuf:"varint,3,opt,name=max_rss_bytes,json=maxRssBytes,proto3" json:"max_rss_bytes,omitempty"`
 	// Peak of the command's memory cgroup, bytes; 0 where the kernel does not say.
 	PeakMemoryBytes int64 `protobuf:"varint,4,opt,name=peak_memory_bytes,json=peakMemoryBytes,proto3" json:"peak_memory_bytes,omitempty"`
-	unknownFields   protoimpl.UnknownFields
-	sizeCache       protoimpl.SizeCache
+	// What went over the sandbox's interfaces, as receiptd saw it inside and signed it: all headers, and what was refused on the
+	// way too. 0 without a network.
+	NetworkSentBytes     uint64 `protobuf:"varint,5,opt,name=network_sent_bytes,json=networkSentBytes,proto3" json:"network_sent_bytes,omitempty"`
+	NetworkReceivedBytes uint64 `protobuf:"varint,6,opt,name=network_received_bytes,json=networkReceivedBytes,proto3" json:"network_received_bytes,omitempty"`
+	unknownFields        protoimpl.UnknownFields
+	sizeCache            protoimpl.SizeCache
 }
 
 func (x *Usage) Reset() {
@@ -3605,6 +3618,20 @@ func (x *Usage) GetMaxRssBytes() int64 {
 func (x *Usage) GetPeakMemoryBytes() int64 {
 	if x != nil {
 		return x.PeakMemoryBytes
+	}
+	return 0
+}
+
+func (x *Usage) GetNetworkSentBytes() uint64 {
+	if x != nil {
+		return x.NetworkSentBytes
+	}
+	return 0
+}
+
+func (x *Usage) GetNetworkReceivedBytes() uint64 {
+	if x != nil {
+		return x.NetworkReceivedBytes
 	}
 	return 0
 }
@@ -6099,12 +6126,15 @@ const file_sandbox_v1_sandbox_proto_rawDesc = "" +
 	"\asession\x18\x01 \x01(\v2\x13.sandbox.v1.SessionR\asession\"1\n" +
 	"\x10GetEgressRequest\x12\x1d\n" +
 	"\n" +
-	"session_id\x18\x01 \x01(\tR\tsessionId\"\xc1\x01\n" +
+	"session_id\x18\x01 \x01(\tR\tsessionId\"\xe1\x01\n" +
 	"\x11GetEgressResponse\x12-\n" +
 	"\anetwork\x18\x01 \x01(\v2\x13.sandbox.v1.NetworkR\anetwork\x121\n" +
 	"\aentries\x18\x02 \x03(\v2\x17.sandbox.v1.EgressEntryR\aentries\x12 \n" +
 	"\vnameservers\x18\x03 \x03(\tR\vnameservers\x12(\n" +
-	"\x03use\x18\x04 \x01(\v2\x16.sandbox.v1.NetworkUseR\x03use\"a\n" +
+	"\x03use\x18\x04 \x01(\v2\x16.sandbox.v1.NetworkUseR\x03use\x12\x1e\n" +
+	"\n" +
+	"management\x18\x05 \x03(\tR\n" +
+	"management\"a\n" +
 	"\vEgressEntry\x12 \n" +
 	"\vdestination\x18\x01 \x01(\tR\vdestination\x12\x16\n" +
 	"\x06reason\x18\x02 \x01(\tR\x06reason\x12\x18\n" +
@@ -6164,13 +6194,15 @@ const file_sandbox_v1_sandbox_proto_rawDesc = "" +
 	"\romitted_bytes\x18\x05 \x01(\x04R\fomittedBytes\x12\x12\n" +
 	"\x04file\x18\x06 \x01(\tR\x04file\x12\x1d\n" +
 	"\n" +
-	"file_bytes\x18\a \x01(\x04R\tfileBytes\"\xc7\x01\n" +
+	"file_bytes\x18\a \x01(\x04R\tfileBytes\"\xab\x02\n" +
 	"\x05Usage\x124\n" +
 	"\buser_cpu\x18\x01 \x01(\v2\x19.google.protobuf.DurationR\auserCpu\x128\n" +
 	"\n" +
 	"system_cpu\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\tsystemCpu\x12\"\n" +
 	"\rmax_rss_bytes\x18\x03 \x01(\x03R\vmaxRssBytes\x12*\n" +
-	"\x11peak_memory_bytes\x18\x04 \x01(\x03R\x0fpeakMemoryBytes\"e\n" +
+	"\x11peak_memory_bytes\x18\x04 \x01(\x03R\x0fpeakMemoryBytes\x12,\n" +
+	"\x12network_sent_bytes\x18\x05 \x01(\x04R\x10networkSentBytes\x124\n" +
+	"\x16network_received_bytes\x18\x06 \x01(\x04R\x14networkReceivedBytes\"e\n" +
 	"\n" +
 	"NetworkUse\x12\x1b\n" +
 	"\tbytes_out\x18\x01 \x01(\x04R\bbytesOut\x12 \n" +

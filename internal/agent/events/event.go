@@ -32,6 +32,7 @@ const (
 	ExecRefused      Kind = "exec.refused" // it never started, and is not recorded
 	ExecBoundary     Kind = "exec.boundary"
 	ExecResult       Kind = "exec.result"
+	EgressRefused    Kind = "egress.refused" // a destination of its command; each once, up to a bound
 	HarvestConflict  Kind = "harvest.conflict"
 	GrantsUpdated    Kind = "grants.updated"
 	GrantsRequired   Kind = "grants.required" // their contents are lost, or one has expired
