@@ -25,14 +25,14 @@ help: ## this list
 setup: ## install what the build needs (Debian packages; says so when Go is too old)
 	@scripts/setup.sh build
 
-build: setup $(BIN)/sandbox-agent $(BIN)/receiptd $(BIN)/pid1 ## bin/sandbox-agent, bin/receiptd, bin/pid1
+build: setup $(BIN)/sandbox-agent $(BIN)/receiptd $(BIN)/pid1 $(BIN)/sandbox-agent-selftest ## bin/sandbox-agent, bin/receiptd, bin/pid1, bin/sandbox-agent-selftest
 
 # The agent has libcontainer in process, whose nsenter is C and runs before the Go runtime: cgo.
 $(BIN)/sandbox-agent: FORCE
 	CGO_ENABLED=1 go build -trimpath -ldflags "-s -w -X $(MODULE)/internal/cli.Version=$(VERSION)" -o $@ ./cmd/sandbox-agent
 
-# What runs inside a sandbox is static and small.
-$(BIN)/receiptd $(BIN)/pid1: FORCE
+# What runs inside a sandbox is static: receiptd and pid1, which are small, and the self-test's attacker.
+$(BIN)/receiptd $(BIN)/pid1 $(BIN)/sandbox-agent-selftest: FORCE
 	CGO_ENABLED=0 go build -trimpath -ldflags "-s -w -X main.version=$(VERSION)" -o $@ ./cmd/$(@F)
 
 # Root is asked for before anything is built.

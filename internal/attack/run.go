@@ -47,6 +47,8 @@ type Runner struct {
 	words   map[string]string
 	concede []*sandboxv1.Concession
 	needs   map[string]bool
+	// patience bounds a trusted Git command.
+	patience time.Duration
 	// shared: commands run on the node's own kernel.
 	shared bool
 	end    func(context.Context) error
@@ -106,11 +108,11 @@ func newRunner(ctx context.Context, p Place, g *grounds, program string) (*Runne
 	if err != nil {
 		return nil, err
 	}
-	r := &Runner{place: p, g: g, w: w, needs: map[string]bool{}, end: func(context.Context) error { return nil }}
+	r := &Runner{place: p, g: g, w: w, needs: map[string]bool{}, patience: patience, end: func(context.Context) error { return nil }}
 	r.words = w.addresses()
 	for k, v := range map[string]string{
 		"helper": helper + " " + inside.Word, "worktree": g.worktree, "repo": g.repo, "secret": g.secret, "beside": g.beside,
-		"disk": strconv.Itoa(MemoryMiB/2 + 1), "files": "200000", "zeros": zerosSHA256(), "state": "/nonexistent", "socket": "/nonexistent",
+		"pids": strconv.Itoa(Pids), "memory": strconv.Itoa(MemoryMiB), "disk": strconv.Itoa(MemoryMiB/2 + 1), "files": "200000", "zeros": zerosSHA256(), "state": "/nonexistent", "socket": "/nonexistent",
 	} {
 		r.words[k] = v
 	}
@@ -155,6 +157,9 @@ func (r *Runner) Close(ctx context.Context) error {
 	}
 	return nil
 }
+
+// Shared says whether commands run on the node's own kernel.
+func (r *Runner) Shared() bool { return r.shared }
 
 // Run makes one attack.
 func (r *Runner) Run(ctx context.Context, a Attack) Result {
@@ -312,7 +317,7 @@ func (r *Runner) await(ctx context.Context, word string, done <-chan struct{}) e
 // trustedGit has the agent run Git after an attack.
 func (r *Runner) trustedGit(ctx context.Context, a Attack, s *Seen) {
 	for _, args := range a.Git {
-		bounded, cancel := context.WithTimeout(ctx, patience)
+		bounded, cancel := context.WithTimeout(ctx, r.patience)
 		err := r.place.Git(bounded, args)
 		cancel()
 		if errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil {

@@ -188,7 +188,7 @@ var exhaustion = []Attack{
 		Needless: "without an agent nobody counts",
 	},
 	{
-		Promise: "P16", Name: "processes", Command: fmt.Sprintf(`{helper} fork %d`, Pids),
+		Promise: "P16", Name: "processes", Command: `{helper} fork {pids}`,
 	},
 	{
 		Promise: "P16", Name: "a bomb of shells that ends with its time", Timeout: 2 * time.Second,
@@ -197,7 +197,7 @@ var exhaustion = []Attack{
 		Needless: "without a sandbox there is nobody who would end it",
 	},
 	{
-		Promise: "P16", Name: "memory", Command: fmt.Sprintf(`exec {helper} memory %d`, MemoryMiB), Concession: "a command that reaches its memory limit ends alone",
+		Promise: "P16", Name: "memory", Command: `exec {helper} memory {memory}`, Concession: "a command that reaches its memory limit ends alone",
 		Must: Must{End: []sandboxv1.ExecResult_Status{sandboxv1.ExecResult_EXITED, sandboxv1.ExecResult_SIGNALED, sandboxv1.ExecResult_KILLED}, Unsaid: true, OOM: true},
 	},
 	{Promise: "P16", Name: "the room of /dev/shm", Command: `{helper} fill /dev/shm {disk}`},
