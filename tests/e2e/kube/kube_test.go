@@ -1,0 +1,139 @@
+package kube
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	sandboxv1 "github.com/sandbox-agent/sandbox-agent/api/sandbox/v1"
+)
+
+func TestACommandOfASessionRunsWithAReceipt(t *testing.T) {
+	deploy(t)
+	s := newSession(t, "first")
+	r := s.exec("a", "echo work >file && git add file && git commit -qm Work && id -u && cat /etc/of-the-image")
+	require.Equal(t, sandboxv1.ExecResult_EXITED, r.GetStatus(), r)
+	require.Zero(t, r.GetExitCode(), r.GetStderrText())
+	require.Contains(t, r.GetStdoutText(), "image\n", "the sandbox's root file system is the image that the kubelet was asked to pull")
+	require.NotEmpty(t, r.GetReceipt())
+
+	got := s.get()
+	require.Equal(t, "runc", got.GetSandbox().GetRuntime())
+	require.Equal(t, []string{got.GetSandbox().GetId()}, containers(t), "the sandbox is containerd's, not the pod's")
+	require.Contains(t, got.String(), deployed.rootfs, "the session says which image, by digest")
+	s.receiptsHold(got.GetSandbox().GetId())
+	info, err := os.Stat(filepath.Join(s.worktree, "file"))
+	require.NoError(t, err, "the worktree is at the same path on the node")
+	require.EqualValues(t, 0o644, info.Mode().Perm())
+}
+
+func TestTheAgentsPodHasNoMoreThanItNeeds(t *testing.T) {
+	deploy(t)
+	type pods struct {
+		Spec struct {
+			HostNetwork, HostIPC, HostPID, AutomountServiceAccountToken bool
+			PriorityClassName                                           string
+			Containers                                                  []struct {
+				SecurityContext struct{ Privileged, ReadOnlyRootFilesystem bool }
+				VolumeMounts    []struct{ MountPath string }
+			}
+		}
+	}
+	p := decode[pods](t, kubectl(t, "-n", namespace, "get", "pod", pod(t), "-o", "json"))
+	require.False(t, p.Spec.HostNetwork)
+	require.False(t, p.Spec.HostIPC)
+	require.False(t, p.Spec.AutomountServiceAccountToken)
+	require.Equal(t, "system-node-critical", p.Spec.PriorityClassName)
+	require.Len(t, p.Spec.Containers, 1)
+	require.True(t, p.Spec.Containers[0].SecurityContext.ReadOnlyRootFilesystem)
+	for _, m := range p.Spec.Containers[0].VolumeMounts {
+		require.NotContains(t, m.MountPath, "serviceaccount")
+	}
+}
+
+// during starts a command that goes on until it is let go, does something meanwhile, and asks for the command's result.
+func (s *session) during(execID string, do func()) *sandboxv1.ExecResult {
+	s.t.Helper()
+	begun, end := filepath.Join(s.worktree, execID+"-begun"), filepath.Join(s.worktree, execID+"-end")
+	type answer struct {
+		r   *sandboxv1.ExecResult
+		err error
+	}
+	answers := make(chan answer, 1)
+	text := fmt.Sprintf("touch %s; until [ -e %s ]; do sleep 0.05; done; echo survived", begun, end)
+	go func() {
+		r, err := s.ask(execID, text)
+		answers <- answer{r, err}
+	}()
+	until(s.t, "the command has begun", func() bool { _, err := os.Stat(begun); return err == nil })
+	do()
+	require.NoError(s.t, os.WriteFile(end, nil, 0o600))
+	// The caller's connection may have been given up: the same id has the same answer, and runs nothing again.
+	a := <-answers
+	if a.err != nil {
+		s.t.Logf("asking again, for %v", a.err)
+		return s.exec(execID, text)
+	}
+	return a.r
+}
+
+// outlives checks that a command, and its sandbox, go on while the agent's pod is replaced.
+func outlives(t *testing.T, id string, replace func(old string)) {
+	t.Helper()
+	deploy(t)
+	s := newSession(t, id)
+	before := s.get()
+	old := pod(t)
+	oldUID := uid(t, old)
+	r := s.during("long", func() {
+		replace(old)
+		ready(t)
+		require.NotEqual(t, oldUID, uid(t, pod(t)), "another pod runs the agent")
+		require.Equal(t, "long", s.get().GetRunningExecId(), "the new agent knows what runs")
+	})
+	require.Equal(t, sandboxv1.ExecResult_EXITED, r.GetStatus(), r)
+	require.Equal(t, "survived\n", r.GetStdoutText())
+	require.NotEmpty(t, r.GetReceipt())
+	after := s.get()
+	require.Equal(t, before.GetSandbox().GetId(), after.GetSandbox().GetId(), "the sandbox is the same")
+	require.Equal(t, before.GetGeneration(), after.GetGeneration())
+	require.Equal(t, "next\n", s.exec("next", "echo next").GetStdoutText())
+	s.receiptsHold(after.GetSandbox().GetId())
+}
+
+func TestACommandOutlivesARolloutAndItsReceiptArrives(t *testing.T) {
+	outlives(t, "rollout", func(string) {
+		kubectl(t, "-n", namespace, "patch", "daemonset", "sandbox-agent", "-p", `{"spec":{"template":{"metadata":{"annotations":{"rolled":"yes"}}}}}`)
+	})
+}
+
+func TestACommandOutlivesAPodThatIsDeletedByForce(t *testing.T) {
+	outlives(t, "force", func(old string) {
+		kubectl(t, "-n", namespace, "delete", "pod", old, "--force", "--grace-period=0")
+		until(t, "the DaemonSet has made another pod", func() bool {
+			out, err := command(t, "kubectl", "-n", namespace, "get", "pods", "-l", "app.kubernetes.io/name=sandbox-agent", "--field-selector=status.phase=Running", "-o", "name")
+			return err == nil && out != "" && !strings.Contains(out, old)
+		})
+	})
+}
+
+func TestTheEgressProbeRunsAsACronJob(t *testing.T) {
+	deploy(t)
+	kubectl(t, "-n", namespace, "create", "job", "--from=cronjob/sandbox-egress-probe", "try")
+	type jobs struct {
+		Status struct{ Succeeded, Failed int }
+	}
+	until(t, "the probe ends", func() bool {
+		st := decode[jobs](t, kubectl(t, "-n", namespace, "get", "job", "try", "-o", "json")).Status
+		return st.Succeeded+st.Failed > 0
+	})
+	said := kubectl(t, "-n", namespace, "logs", "job/try", "-c", "probe")
+	require.Equal(t, 1, decode[jobs](t, kubectl(t, "-n", namespace, "get", "job", "try", "-o", "json")).Status.Succeeded, said)
+	require.Contains(t, said, "metadata does not")
+	require.NotContains(t, said, "\nNO")
+	kubectl(t, "-n", namespace, "delete", "job", "try")
+}
