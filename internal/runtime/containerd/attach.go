@@ -32,8 +32,11 @@ func attachesDir(dir string) string { return filepath.Join(dir, "attach") }
 
 // attach starts a "receiptd attach" in the container and gives its standard streams as a connection.
 func (s *Sandbox) attach(ctx context.Context) (net.Conn, error) {
-	s.attaching.Lock()
-	defer s.attaching.Unlock()
+	done, err := s.aloneAttaching(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer done()
 	if err := s.detachAll(ctx); err != nil {
 		return nil, err
 	}
@@ -57,6 +60,16 @@ func (s *Sandbox) attach(ctx context.Context) (net.Conn, error) {
 	return c, nil
 }
 
+// aloneAttaching waits until nobody else is attaching to the sandbox or ending an attach process of it.
+func (s *Sandbox) aloneAttaching(ctx context.Context) (done func(), err error) {
+	select {
+	case s.attaching <- struct{}{}:
+		return func() { <-s.attaching }, nil
+	case <-ctx.Done():
+		return nil, s.r.failed("waiting for the end of an earlier attach process", ctx.Err())
+	}
+}
+
 // newProcessID names a process in a container. All names of a kind are of one length: gVisor takes a prefix for the whole.
 func newProcessID(kind string) string {
 	var b [8]byte
@@ -74,7 +87,7 @@ func (s *Sandbox) startProcess(ctx context.Context, id string, p *pipes, capabil
 	if err != nil {
 		return fmt.Errorf("describing a process of receiptd's: %w", err)
 	}
-	ctx, cancel := s.r.call(ctx)
+	ctx, cancel := s.r.processCall(ctx)
 	defer cancel()
 	container := s.Record.Identity.ContainerID
 	service := s.r.client.TaskService()
@@ -105,7 +118,7 @@ func (s *Sandbox) detachAll(ctx context.Context) error {
 
 // detach kills an attach process, waits for it and deletes it. That there is none is fine.
 func (s *Sandbox) detach(ctx context.Context, id string) error {
-	ctx, cancel := s.r.call(ctx)
+	ctx, cancel := s.r.processCall(ctx)
 	defer cancel()
 	if err := s.endAttach(ctx, id); err != nil {
 		return err
@@ -274,9 +287,11 @@ func (c *attachConn) await() {
 	c.awaitExit()
 	clean, cancel := context.WithTimeout(context.WithoutCancel(c.waiting), cleanupTime)
 	defer cancel()
-	c.sandbox.attaching.Lock()
-	err := c.sandbox.detach(clean, c.id)
-	c.sandbox.attaching.Unlock()
+	done, err := c.sandbox.aloneAttaching(clean)
+	if err == nil {
+		err = c.sandbox.detach(clean, c.id)
+		done()
+	}
 	if err != nil {
 		// The next Dial does it, or the end of the container.
 		c.sandbox.r.log.Debug("an attach process is left", "sandbox", c.sandbox.Record.Identity.SandboxID, "attach", c.id, "error", err)

@@ -29,8 +29,11 @@ var grantsCapabilities = []string{"CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_FOWNER",
 // giveGrants has a process in the guest fill the grants' file system with what it reads: they pass through pipes and are on
 // no disk.
 func (s *Sandbox) giveGrants(ctx context.Context, spec runtime.Spec) (err error) {
-	s.attaching.Lock()
-	defer s.attaching.Unlock()
+	done, err := s.aloneAttaching(ctx)
+	if err != nil {
+		return err
+	}
+	defer done()
 	id := newProcessID("grants")
 	p, err := newPipes(filepath.Join(attachesDir(s.Record.Identity.Dir), id))
 	if err != nil {

@@ -183,7 +183,7 @@ func (h *host) specIn(layout string, slot uint32) runtime.Spec {
 
 // bound ends a test that would otherwise wait for ever; nothing is measured by it.
 func bound(t testing.TB) context.Context {
-	ctx, cancel := context.WithTimeout(context.Background(), 60*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), testkit.Patience())
 	t.Cleanup(cancel)
 	return ctx
 }

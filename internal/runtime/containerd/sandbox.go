@@ -19,8 +19,9 @@ import (
 type Sandbox struct {
 	*hostkernel.Held
 	r *Runtime
-	// attaching lets one Dial run at a time; attached are the ends of the attach processes that are still awaited.
-	attaching sync.Mutex
+	// attaching has room for the one Dial, or the one end of an attach process, that runs at a time; attached are the ends of the
+	// attach processes that are still awaited.
+	attaching chan struct{}
 	attached  sync.WaitGroup
 	// closing ends when the sandbox is let go of, and its attach processes with it.
 	closing context.Context
@@ -31,7 +32,7 @@ var _ runtime.Sandbox = (*Sandbox)(nil)
 
 // sandbox takes a watched init over. It is the shim's child, which reaps it.
 func (r *Runtime) sandbox(held *hostkernel.Held) *Sandbox {
-	s := &Sandbox{Held: held, r: r}
+	s := &Sandbox{Held: held, r: r, attaching: make(chan struct{}, 1)}
 	s.closing, s.letGo = context.WithCancel(context.Background())
 	return s
 }
