@@ -61,6 +61,7 @@ func newApp(stdout, stderr io.Writer) *cli.Command {
 			drainCommand(),
 			checkCommand(),
 			versionCommand(),
+			uninstallCommand(),
 			demoCommand(),
 		},
 		EnableShellCompletion:           true,

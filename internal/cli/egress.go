@@ -43,13 +43,13 @@ func egressCommand() *cli.Command {
 					"addresses and the node don't, and are refused at once. What a session's policy does not say is not checked.\n\n" +
 					"The exit code is 0 when all hold, 1 when they could not be run, and otherwise says which does not:\n" +
 					"  11 the listed host   12 the other host   13 the address   14 metadata   15 management   10 several",
-				Flags: clientFlags(
+				Flags: clientFlags(repoFlag(),
 					&cli.StringFlag{Name: "allowed", Usage: "the listed `HOST:PORT` (default: the list's first TCP entry for a host)"},
 					&cli.StringFlag{Name: "other", Usage: "a `HOST:PORT` that is not listed", Value: "example.org:443"},
 					&cli.StringFlag{Name: "address", Usage: "an `ADDRESS:PORT` that is not listed", Value: "192.0.2.1:443"},
 					&cli.StringSliceFlag{Name: "management", Usage: "an `ADDRESS:PORT` of a management listener; can be given again (default: the kubelet's port at this node's addresses)"},
 				),
-				Action: runEgressProbe,
+				Action: withOwnSession(runEgressProbe),
 			},
 		},
 	}
@@ -107,19 +107,15 @@ type probe struct {
 	told bool
 }
 
-func runEgressProbe(ctx context.Context, c *cli.Command) error {
-	got, err := args(c, "SESSION")
-	if err != nil {
-		return err
-	}
+func runEgressProbe(ctx context.Context, c *cli.Command, session string) error {
 	cl := newClient(c)
-	policy, err := cl.Sessions.GetEgress(ctx, &sandboxv1.GetEgressRequest{SessionId: got[0]})
+	policy, err := cl.Sessions.GetEgress(ctx, &sandboxv1.GetEgressRequest{SessionId: session})
 	if err != nil {
-		return cl.Explain("asking for the egress policy of session "+got[0], err)
+		return cl.Explain("asking for the egress policy of session "+session, err)
 	}
 	probes := probesOf(c, policy)
 	for i := range probes {
-		if err := probes[i].run(ctx, cl, got[0]); err != nil {
+		if err := probes[i].run(ctx, cl, session); err != nil {
 			return err
 		}
 	}

@@ -37,7 +37,7 @@ func serveCommand() *cli.Command {
 		Description: "Logs one line when it is ready: as text on a terminal, as JSON otherwise. SIGTERM and SIGINT end it and leave\n" +
 			"its sandboxes running; the next start attaches to them again. Flags win over the configuration file, which\n" +
 			"is strict YAML; every key is optional and listed in docs/operations.md.",
-		Flags: []cli.Flag{
+		Flags: append(podFlags(),
 			&cli.StringFlag{Name: "config", Usage: "the configuration, a YAML `FILE`"},
 			&cli.StringFlag{Name: "state-dir", Usage: "the `FOLDER` of journal, receipts and keys (default: /var/lib/sandbox-agent)"},
 			&cli.StringFlag{Name: "socket", Usage: "the exec socket's `PATH` (default: " + DefaultSocket + ")"},
@@ -45,7 +45,7 @@ func serveCommand() *cli.Command {
 			libexecFlag(),
 			&cli.StringFlag{Name: "log-level", Usage: "debug, info, warn or error (default: info)"},
 			&cli.BoolFlag{Name: stdinFlag, Hidden: true, Usage: "when standard input ends, delete all sessions and stop: for a parent that may be killed"},
-		},
+		),
 		Action: runServe,
 	}
 }
@@ -61,7 +61,7 @@ func runServe(ctx context.Context, c *cli.Command) error {
 	if os.Geteuid() != 0 {
 		return errors.New("the agent needs root: it makes namespaces, cgroups, idmapped mounts and host uid ranges on this machine")
 	}
-	receiptd, pid1, err := helpers(c.String("libexec-dir"))
+	receiptd, pid1, err := nodeHelpers(c)
 	if err != nil {
 		return err
 	}
@@ -161,7 +161,7 @@ func serveConfig(c *cli.Command) (config.Config, error) {
 		return cfg, err
 	}
 	for flag, setting := range map[string]*string{
-		"state-dir": &cfg.StateDir, "socket": &cfg.Socket.Path, "log-level": &cfg.Log.Level,
+		"state-dir": &cfg.StateDir, "socket": &cfg.Socket.Path, "log-level": &cfg.Log.Level, "rootfs": &cfg.Rootfs,
 	} {
 		if c.IsSet(flag) {
 			*setting = withoutSlash(c.String(flag))
@@ -214,7 +214,7 @@ func newRuntime(name, dir string, cfg *config.Config, log *slog.Logger) (runtime
 		callTime /= 3
 	}
 	return containerd.New(containerd.Options{
-		Name: name, Handler: of.Handler, Binary: of.Binary, Address: c.Address, Namespace: c.Namespace, Snapshotter: c.Snapshotter, CallTime: callTime,
+		Name: name, Handler: of.Handler, Binary: of.Binary, Address: c.Address, Namespace: c.Namespace, Snapshotter: c.Snapshotter, ImagesFrom: c.ImagesFrom, CallTime: callTime,
 		StateDir: dir, Log: log, Kata: containerd.KataOptions{Places: kata.Places{Config: c.Runtimes.Kata.Config}},
 	})
 }

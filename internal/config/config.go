@@ -75,8 +75,10 @@ type Containerd struct {
 	Address   string `json:"address"`
 	Namespace string `json:"namespace"`
 	// Snapshotter keeps the root file systems of images; empty: containerd's default.
-	Snapshotter string             `json:"snapshotter"`
-	Runtimes    ContainerdRuntimes `json:"runtimes"`
+	Snapshotter string `json:"snapshotter"`
+	// ImagesFrom is another namespace of containerd's, from which an image is taken that is not in Namespace; empty: none.
+	ImagesFrom string             `json:"images_from"`
+	Runtimes   ContainerdRuntimes `json:"runtimes"`
 }
 
 // ContainerdRuntimes are the runtimes of containerd by their names in runtime.allowed.

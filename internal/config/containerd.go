@@ -51,6 +51,9 @@ func (c *Config) checkContainerd() error {
 	if d.Snapshotter != "" && !namespaceText().MatchString(d.Snapshotter) {
 		return bad("containerd.snapshotter", d.Snapshotter, "empty for containerd's default, or a snapshotter's name, for example overlayfs")
 	}
+	if d.ImagesFrom != "" && (len(d.ImagesFrom) > 76 || !namespaceText().MatchString(d.ImagesFrom) || d.ImagesFrom == d.Namespace) {
+		return bad("containerd.images_from", d.ImagesFrom, "empty, or a namespace of containerd other than containerd.namespace, for example k8s.io, which is the kubelet's")
+	}
 	for name, family := range map[string]string{RuncRuntime: "io.containerd.runc.", GvisorRuntime: "io.containerd.runsc.", KataRuntime: "io.containerd.kata"} {
 		r, _ := d.Runtimes.Named(name)
 		key := "containerd.runtimes." + name

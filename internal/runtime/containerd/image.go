@@ -91,6 +91,15 @@ func (r *Runtime) findImage(ctx context.Context, ref string) (client.Image, erro
 	if err != nil {
 		return nil, err
 	}
+	if len(found) == 0 && r.opts.ImagesFrom != "" {
+		if err := r.takeImage(ctx, ref, filters); err != nil {
+			return nil, fmt.Errorf("taking it from the namespace %s: %w", r.opts.ImagesFrom, err)
+		}
+		found, err = r.client.ListImages(ctx, filters...)
+		if err != nil {
+			return nil, err
+		}
+	}
 	if len(found) == 0 {
 		return nil, fmt.Errorf("%w: containerd does not have it in the namespace %s: ctr -n %s images pull %s", runtime.ErrUnavailable, r.opts.Namespace, r.opts.Namespace, ref)
 	}

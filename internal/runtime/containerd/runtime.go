@@ -81,6 +81,8 @@ type Options struct {
 	Address, Namespace string
 	// Snapshotter keeps the root file systems of images; empty: containerd's default.
 	Snapshotter string
+	// ImagesFrom is another namespace, from which an image is taken that is not in Namespace; empty: none.
+	ImagesFrom string
 	// StateDir is an existing folder for the runtime's own records, of this Name alone.
 	StateDir string
 	// CgroupParent is the cgroup below which sandboxes live in every hierarchy; "/sandbox-agent" by default.
