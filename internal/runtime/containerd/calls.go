@@ -36,6 +36,14 @@ func (r *Runtime) call(ctx context.Context) (context.Context, context.CancelFunc
 	return context.WithTimeout(ctx, r.opts.CallTime)
 }
 
+// processTime is what a call may take at least, where CallTime lets it, that asks for something of a process in a container.
+const processTime = 20 * time.Second
+
+// processCall bounds such a call. It boots no guest: one that does not answer in a part of the time for that hangs.
+func (r *Runtime) processCall(ctx context.Context) (context.Context, context.CancelFunc) {
+	return context.WithTimeout(ctx, max(r.opts.CallTime/3, min(r.opts.CallTime, processTime)))
+}
+
 // failed says what was being done, and whether containerd did not answer: then the error wraps runtime.ErrUnreachable.
 func (r *Runtime) failed(doing string, err error) error {
 	err = native(err)

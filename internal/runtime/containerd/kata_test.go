@@ -1,6 +1,7 @@
 package containerd
 
 import (
+	"context"
 	"encoding/json"
 	"log/slog"
 	"os"
@@ -8,9 +9,13 @@ import (
 	"testing"
 	"time"
 
+	tasks "github.com/containerd/containerd/api/services/tasks/v1"
 	"github.com/opencontainers/runtime-spec/specs-go"
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"github.com/sandbox-agent/sandbox-agent/internal/runtime"
 	"github.com/sandbox-agent/sandbox-agent/internal/runtime/hostkernel"
@@ -236,4 +241,41 @@ func TestP14AContainerdThatChoosesAnotherConfigurationIsRefused(t *testing.T) {
 	_, err := h.r.Create(bound(t), h.spec(0))
 	require.ErrorIs(t, err, runtime.ErrUnavailable)
 	require.ErrorContains(t, err, "KATA_CONF_FILE")
+}
+
+// A guest that hangs ends no process: whoever wants to attach again hears of that long before the time is over that a boot may take.
+func TestAnOldAttachThatDoesNotEndIsNotWaitedForAsLongAsForABoot(t *testing.T) {
+	h := newKataHost(t)
+	spec := h.spec(0)
+	s := h.create(spec)
+	_, err := s.Dial(bound(t))
+	require.NoError(t, err)
+	var given []time.Duration
+	h.through(func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoke grpc.UnaryInvoker, o ...grpc.CallOption) error {
+		if w, ok := req.(*tasks.WaitRequest); ok && w.GetExecID() != "" {
+			end, _ := ctx.Deadline()
+			given = append(given, time.Until(end))
+			return status.Error(codes.DeadlineExceeded, "it hangs")
+		}
+		return invoke(ctx, method, req, reply, cc, o...)
+	})
+	again, err := h.r.Load(bound(t), s.Identity())
+	require.NoError(t, err)
+	dial, cancel := context.WithTimeout(context.Background(), time.Hour)
+	defer cancel()
+	_, err = again.Dial(dial)
+	require.ErrorIs(t, err, runtime.ErrUnreachable)
+	require.Len(t, given, 1)
+	require.LessOrEqual(t, given[0], h.r.opts.CallTime/3)
+
+	held := again.(*Sandbox)
+	done, err := held.aloneAttaching(bound(t))
+	require.NoError(t, err)
+	over, cancel := context.WithCancel(t.Context())
+	cancel()
+	_, err = again.Dial(over)
+	require.ErrorIs(t, err, context.Canceled, "nor is one that somebody else waits for")
+	done()
+	require.NoError(t, again.Close())
+	h.stop(s)
 }
