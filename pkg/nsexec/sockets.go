@@ -38,8 +38,13 @@ var errNoDiagnostics = errors.New("there are sockets, and the kernel has no sock
 // DestroySockets destroys the internet sockets of the calling thread's network namespace. It needs CAP_NET_ADMIN in the
 // namespace's user namespace and CONFIG_INET_DIAG_DESTROY. left counts those that are still there and can still send:
 // older kernels say that they destroy a closed connection with unsent data, and don't (tcp_abort did nothing to a
-// SOCK_DEAD socket; seen on 5.10).
+// SOCK_DEAD socket; seen on 5.10). What has left a socket and waits for a neighbour's answer is dropped as well.
 func DestroySockets() (destroyed, left int, err error) {
+	destroyed, left, err = destroySockets()
+	return destroyed, left, errors.Join(err, dropUnresolved())
+}
+
+func destroySockets() (destroyed, left int, err error) {
 	counts, err := countSockets()
 	if err != nil || nothing(counts) {
 		return 0, 0, err
@@ -221,7 +226,7 @@ func receive(fd int, buf []byte) (int, error) {
 			continue
 		}
 		if err != nil {
-			return 0, fmt.Errorf("reading socket diagnostics: %w", err)
+			return 0, fmt.Errorf("reading the kernel's answer: %w", err)
 		}
 		return n, nil
 	}
