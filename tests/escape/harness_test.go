@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	sandboxv1 "github.com/sandbox-agent/sandbox-agent/api/sandbox/v1"
+	"github.com/sandbox-agent/sandbox-agent/internal/attack/inside"
 	"github.com/sandbox-agent/sandbox-agent/internal/testkit"
 	"github.com/sandbox-agent/sandbox-agent/internal/testkit/node"
 	"github.com/sandbox-agent/sandbox-agent/pkg/receipt/verify"
@@ -25,7 +26,11 @@ const owner = 4321
 // patience bounds what a test waits for when it fails; nothing passes or fails by it.
 const patience = node.Patience
 
-func TestMain(m *testing.M) { os.Exit(node.Main(m)) }
+// TestMain is the attacker as well, inside.
+func TestMain(m *testing.M) {
+	inside.Init()
+	os.Exit(node.Main(m))
+}
 
 // agent is one running `sandbox-agent serve` with a state folder of its own.
 type agent struct{ *node.Agent }
