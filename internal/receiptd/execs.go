@@ -273,7 +273,7 @@ func (s *Server) predicate(e *execution, req *receiptdv1.ExecRequest, res nsexec
 		StartedAt:     res.StartedAt.UTC(), EndedAt: res.EndedAt.UTC(), Labels: req.GetLabels(), GrantsDigest: req.GetGrantsDigest(),
 		Provenance: provenance(s.init.GetProvenance()),
 		Stdout:     output(res.Stdout), Stderr: output(res.Stderr),
-		Boundary: receipt.Boundary{PIDNamespace: res.Namespace, Method: res.Method, Pid1: res.Pid1, Cgroup: res.Cgroup},
+		Boundary: receipt.Boundary{PIDNamespace: res.Namespace, Method: res.Method, Pid1: res.Pid1, Cgroup: res.Cgroup, Wait: res.BoundaryWait},
 		Usage:    receipt.Usage{UserCPU: res.UserCPU, SystemCPU: res.SystemCPU, MaxRSS: res.MaxRSS, PeakMemory: res.PeakMemory},
 		OOM:      res.OOM,
 	}

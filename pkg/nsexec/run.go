@@ -60,7 +60,9 @@ type Result struct {
 	Pid1               string
 	Namespace          uint64
 	StartedAt, EndedAt time.Time
-	Stdout, Stderr     *Capture
+	// BoundaryWait is how long the namespace went on after the end of the command's own process; 0 where pid1 said nothing.
+	BoundaryWait   time.Duration
+	Stdout, Stderr *Capture
 	// DrainError is set when the end of the output was not seen.
 	DrainError         error
 	UserCPU, SystemCPU time.Duration
@@ -130,8 +132,12 @@ func (r *Running) Wait() Result {
 	res := Result{Namespace: r.p.ns, StartedAt: r.started, Stdout: r.stdout, Stderr: r.stderr}
 	status, usage := r.p.reap()
 	res.EndedAt = time.Now()
+	now := wire.MonotonicNS()
 	res.SecondLine = !r.disarm()
 	res.Report = r.report()
+	if res.Report != nil && res.Report.AtNS > 0 && now > res.Report.AtNS {
+		res.BoundaryWait = time.Duration(now - res.Report.AtNS)
+	}
 	res.Pid1 = describe(status)
 	res.DrainError = r.drain()
 	res.NotStarted, res.Untouched = r.launcherFailure()

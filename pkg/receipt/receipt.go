@@ -54,6 +54,9 @@ type Boundary struct {
 	SocketsDestroyed int `json:"socketsDestroyed"`
 	// SocketsLeft counts those that could not be destroyed; SocketsUnknown where the kernel doesn't say (gVisor).
 	SocketsLeft int `json:"socketsLeft"`
+	// Wait is how long something of the command was still there after the end of its own process; zero where pid1 ended
+	// without a report.
+	Wait time.Duration `json:"waitNs,omitempty"`
 }
 
 // SocketsUnknown stands for a number of sockets that nobody could count.

@@ -159,6 +159,7 @@ func (l *life) report(r wire.Report) {
 	if !l.reported.CompareAndSwap(false, true) {
 		select {}
 	}
+	r.AtNS = wire.MonotonicNS()
 	r.TimedOut, r.Cancelled = l.timedOut.Load(), l.cancelled.Load()
 	r.SealsBroken = brokenSeals(l.seals)
 	r.UserUS, r.SystemUS = cpu()

@@ -120,11 +120,23 @@ type Report struct {
 	SealsBroken []string
 	// UserUS and SystemUS are pid1's own CPU time in microseconds, which is not the command's.
 	UserUS, SystemUS uint64
+	// AtNS is when the command had ended, or its time was over: CLOCK_MONOTONIC, which every namespace here shares, in
+	// nanoseconds; 0 where it can't be read.
+	AtNS uint64
 }
 
 // Failed says why a launcher could not become the command: it certainly never ran.
 type Failed struct {
 	Reason string
+}
+
+// MonotonicNS is CLOCK_MONOTONIC in nanoseconds; 0 where it can't be read.
+func MonotonicNS() uint64 {
+	var ts unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts); err != nil {
+		return 0
+	}
+	return uint64(ts.Nano())
 }
 
 type encoder []byte
@@ -330,13 +342,14 @@ func (r Report) Encode() []byte {
 	e.strs(r.SealsBroken)
 	e.num(r.UserUS)
 	e.num(r.SystemUS)
+	e.num(r.AtNS)
 	return e
 }
 
 // DecodeReport reads what Encode wrote.
 func DecodeReport(b []byte) (Report, error) {
 	d := decoder{b: b}
-	r := Report{d.flag(), uint32(d.num()), uint32(d.num()), d.flag(), d.flag(), d.strs(), d.num(), d.num()}
+	r := Report{d.flag(), uint32(d.num()), uint32(d.num()), d.flag(), d.flag(), d.strs(), d.num(), d.num(), d.num()}
 	return r, d.end()
 }
 

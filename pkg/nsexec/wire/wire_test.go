@@ -12,7 +12,7 @@ func TestEveryFrameComesBackAsItWasSent(t *testing.T) {
 	seals := []SealState{{"/a", 1, 2, 3, true, [32]byte{1, 31: 2}}, {Path: "/b", MountID: 4, Device: 5, Inode: 6}}
 	setup := Setup{1000, 1001, true, 3, 4, 5, 6, []string{"/a", "/b"}}
 	command := Command{"/bin/bash", []string{"bash", "-c", "echo"}, "/w", []string{"A=b"}, []Try{{"n", "t", "\x00a", 0, true}, {"m", "", "abcd", 80, false}}}
-	report := Report{true, 1, 2, true, true, []string{"/a"}, 7, 8}
+	report := Report{true, 1, 2, true, true, []string{"/a"}, 7, 8, 9}
 
 	gotSetup, err := DecodeSetup(setup.Encode())
 	require.NoError(t, err)
@@ -55,7 +55,7 @@ func TestASealIsTheSameInAnotherMountNamespaceAndNotWithAnythingElseChanged(t *t
 }
 
 func TestAFrameThatIsCutOrTooLongIsAnError(t *testing.T) {
-	whole := Report{true, 1, 2, true, true, []string{"/a"}, 7, 8}.Encode()
+	whole := Report{true, 1, 2, true, true, []string{"/a"}, 7, 8, 9}.Encode()
 	for n := range whole {
 		_, err := DecodeReport(whole[:n])
 		require.Error(t, err, "cut after %d bytes", n)
