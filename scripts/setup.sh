@@ -2,7 +2,7 @@
 # Installs what this project needs from Debian's packages and checks the Go toolchain. It can be run again at any
 # time, and it does nothing, without a network, when everything is there.
 #
-#   scripts/setup.sh [build|test|lint|generate|kernel|runtimes]...      (no argument: build)
+#   scripts/setup.sh [build|test|lint|generate|kernel|runtimes|kube]...      (no argument: build)
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 
@@ -20,6 +20,7 @@ test=("${build[@]}" python3:python3 jq:jq ip:iproute2 unshare:util-linux ps:proc
 lint=("${build[@]}" shellcheck:shellcheck)
 generate=("${build[@]}" npm:npm)
 kernel=("${test[@]}" qemu-system-x86_64:qemu-system-x86 modprobe:kmod mkfs.ext4:e2fsprogs xz:xz-utils zstd:zstd lz4:lz4)
+kube=("${test[@]}" openssl:openssl sysctl:procps)
 runtimes=("${build[@]}" pkg-config:pkg-config iptables:iptables)
 
 # Files that no command stands for: the C headers and the certificates.
@@ -41,11 +42,12 @@ for kind in "$@"; do
     lint) need_commands "${lint[@]}" ;;
     generate) need_commands "${generate[@]}" ;;
     kernel) need_commands "${kernel[@]}" ;;
+    kube) need_commands "${kube[@]}" ;;
     runtimes)
       need_commands "${runtimes[@]}"
       files+=(/usr/include/seccomp.h:libseccomp-dev) # runc links it
       ;;
-    *) die "unknown kind \"$kind\": build, test, lint, generate, kernel or runtimes" ;;
+    *) die "unknown kind \"$kind\": build, test, lint, generate, kernel, runtimes or kube" ;;
   esac
 done
 for pair in "${files[@]}"; do
