@@ -17,7 +17,7 @@ REPO ?= $(CURDIR)
 BIN ?= bin
 FUZZTIME ?= 20s
 
-.PHONY: help setup build demo test test-long test-kernel test-kata test-kata-vm test-git runtimes bench lint generate generate-check fuzz clean FORCE
+.PHONY: help setup build demo test test-long test-kernel test-kata test-kata-vm test-git runtimes kube bench lint generate generate-check fuzz clean FORCE
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -80,6 +80,10 @@ test-git: ## everything that asks Git, with Debian's 2.47 and newer in the place
 runtimes: ## build the containerd, runc, CNI plugins and gVisor that tests start (once; without them these tests are skipped)
 	@scripts/setup.sh build runtimes
 	@scripts/containerd.sh
+
+kube: ## build the Kubernetes that tests/e2e/kube starts (once, 6 minutes; without it these tests are skipped)
+	@scripts/setup.sh build kube
+	@scripts/kube.sh
 
 bench: ## measure against bare bash, the durable floor, bwrap, runc and crun (BENCHFLAGS: see go run ./bench -h)
 	@scripts/need-root.sh "make bench"
