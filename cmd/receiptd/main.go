@@ -53,6 +53,7 @@ func run(args []string) error {
 	flags.IntVar(&opts.Handed, "handover", 0, "take `N` descriptors of cgroups over a socket before anything else")
 	own := flags.Bool("own-cgroups", false, "make the commands' cgroups, which a guest's kernel has for itself")
 	flags.Int64Var(&opts.OwnPids, "pids", 0, "allow `N` processes in each of them; 0: any number")
+	oom := flags.Bool("oom", false, "read what the memory limit has killed from a file of the node's in the control folder")
 	log := flags.Bool("log", false, "write the log into the control folder")
 	if err := flags.Parse(args); err != nil {
 		return err
@@ -65,6 +66,9 @@ func run(args []string) error {
 	}
 	if *own {
 		opts.OwnCgroups = "/.sandbox/cgroup"
+	}
+	if *oom {
+		opts.OwnOOM = control + "/oom"
 	}
 	if *log {
 		opts.Log = control + "/receiptd.log"

@@ -55,7 +55,7 @@ func Main(opts Options) error {
 		s.descriptor = handed(files)
 	}
 	if opts.OwnCgroups != "" {
-		if s.own, err = ownSlots(opts.OwnCgroups, opts.OwnPids); err != nil {
+		if s.own, err = ownSlots(opts.OwnCgroups, opts.OwnPids, opts.OwnOOM); err != nil {
 			return err
 		}
 	}

@@ -31,9 +31,11 @@ type Options struct {
 	Handover string
 	Handed   int
 	// OwnCgroups, when not empty, is a folder to be made for cgroups of the commands' that receiptd makes itself, with at most
-	// OwnPids processes in each.
+	// OwnPids processes in each. OwnOOM, when not empty, is a file in which the node's kernel counts what the memory limit has
+	// killed (memory.oom_control or memory.events).
 	OwnCgroups string
 	OwnPids    int64
+	OwnOOM     string
 }
 
 // Server is one receiptd. It serves one connection after another; the newest Init wins.

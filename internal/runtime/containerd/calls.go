@@ -87,7 +87,7 @@ func (r *Runtime) createContainer(ctx context.Context, spec runtime.Spec, oci *s
 		ID: spec.SandboxID, Spec: ociAny, Runtime: containers.RuntimeInfo{Name: r.opts.Handler},
 		Labels: r.labels(spec),
 	}
-	if c.Runtime.Options, err = r.kind().options(r); err != nil {
+	if c.Runtime.Options, err = r.kind().options(r, oci); err != nil {
 		return fmt.Errorf("writing the shim's options: %w", err)
 	}
 	if _, err := r.client.ContainerService().Create(ctx, c); err != nil {
@@ -97,7 +97,7 @@ func (r *Runtime) createContainer(ctx context.Context, spec runtime.Spec, oci *s
 }
 
 // runcOptions name the program to its shim, unless it is to find it.
-func runcOptions(r *Runtime) (typeurl.Any, error) {
+func runcOptions(r *Runtime, _ *specs.Spec) (typeurl.Any, error) {
 	if r.opts.Binary == "" {
 		return nil, nil
 	}

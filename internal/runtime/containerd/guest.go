@@ -194,7 +194,7 @@ func makeGuestRoot(root string, s hostkernel.Skeleton, spec runtime.Spec) error 
 			return fmt.Errorf("making the root file system: %w", err)
 		}
 	}
-	for _, file := range []string{runtime.ControlPath + "/" + logName, runtime.BinPath + "/receiptd", runtime.BinPath + "/pid1"} {
+	for _, file := range []string{runtime.ControlPath + "/" + logName, runtime.ControlPath + "/" + oomName, runtime.BinPath + "/receiptd", runtime.BinPath + "/pid1"} {
 		if err := os.WriteFile(filepath.Join(root, file), nil, 0o644); err != nil {
 			return fmt.Errorf("making the root file system: %w", err)
 		}

@@ -29,6 +29,34 @@ var gvisorGuest = guest{
 func completeForGVisor(_ *Runtime, oci *specs.Spec, in input) error {
 	dropInodeLimits(oci)
 	limitGVisor(oci, in.spec.Resources)
+	return showOOM(oci, in)
+}
+
+// oomName is the name of that file in receiptd's control folder, where cmd/receiptd looks for it.
+const oomName = "oom"
+
+// showOOM gives receiptd the file in which the node's kernel counts what the sandbox's memory limit has killed: gVisor has no
+// such count, and takes the end of a process of its own on the node for a signal to the command that it stood for.
+func showOOM(oci *specs.Spec, in input) error {
+	all, err := hostkernel.Hierarchies()
+	if err != nil {
+		return err
+	}
+	for _, h := range all {
+		if in.spec.Resources.MemoryBytes == 0 || !h.Has("memory") {
+			continue
+		}
+		file := "memory.oom_control"
+		if h.V2 {
+			file = "memory.events"
+		}
+		oci.Mounts = append(oci.Mounts, specs.Mount{
+			Source: filepath.Join(h.Path(in.cgroup), hostkernel.InitCgroup, file), Destination: runtime.ControlPath + "/" + oomName,
+			Type: "bind", Options: []string{"nosuid", "nodev", "noexec", "rprivate", "bind", "ro"},
+		})
+		oci.Process.Args = append(oci.Process.Args, "--oom")
+		break
+	}
 	return nil
 }
 
@@ -75,7 +103,7 @@ var gvisorConcedes = []runtime.Concession{
 		Promise: "P16", What: "a command that reaches its memory limit ends alone",
 		Why: "no limit of memory holds inside gVisor: the limit, and 256 MiB for gVisor itself, is the sandbox's on the node. Beyond it the node's kernel may end the " +
 			"sandbox: the command is UNCERTAIN then, with evidence, and the next one gets a new sandbox. It may also be the command alone that ends: SIGNALED, and its " +
-			"receipt does not say that it was for memory.",
+			"receipt says that it was for memory.",
 	},
 	{
 		Promise: "P16", What: "the files of /tmp, HOME and /dev/shm are bounded in number",
@@ -84,19 +112,34 @@ var gvisorConcedes = []runtime.Concession{
 }
 
 // gvisorOptions name a configuration to the shim, which takes them in no other way.
-func gvisorOptions(r *Runtime) (typeurl.Any, error) {
-	path := filepath.Join(r.opts.StateDir, "runsc.toml")
-	if err := writeIfOther(path, gvisorConfig(r.opts.Binary)); err != nil {
+func gvisorOptions(r *Runtime, oci *specs.Spec) (typeurl.Any, error) {
+	name := "runsc.toml"
+	alone := !joinsNetwork(oci)
+	if alone {
+		name = "runsc-none.toml"
+	}
+	path := filepath.Join(r.opts.StateDir, name)
+	if err := writeIfOther(path, gvisorConfig(r.opts.Binary, alone)); err != nil {
 		return nil, err
 	}
 	return typeurl.MarshalAnyToProto(&runtimeoptions.Options{TypeUrl: "io.containerd.runsc.v1.options", ConfigPath: path})
 }
 
-// gvisorConfig is that of the shim; binary is runsc's path, empty for what is in the shim's PATH.
-func gvisorConfig(binary string) []byte {
+// joinsNetwork says whether a container has a network namespace that was made for it.
+func joinsNetwork(oci *specs.Spec) bool {
+	return slices.ContainsFunc(oci.Linux.Namespaces, func(ns specs.LinuxNamespace) bool { return ns.Type == specs.NetworkNamespace && ns.Path != "" })
+}
+
+// gvisorConfig is that of the shim; binary is runsc's path, empty for what is in the shim's PATH. Usually runsc takes its
+// interfaces and their addresses from a network namespace of the node, and of a new one nothing, as there the loopback is down. A
+// sandbox that is alone has only gVisor's own loopback.
+func gvisorConfig(binary string, alone bool) []byte {
 	var b bytes.Buffer
 	if binary != "" {
 		fmt.Fprintf(&b, "binary_name = %q\n", binary)
+	}
+	if alone {
+		b.WriteString("[runsc_config]\nnetwork = \"none\"\n")
 	}
 	return b.Bytes()
 }

@@ -10,8 +10,11 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
+	receiptdv1 "github.com/sandbox-agent/sandbox-agent/api/receiptd/v1"
 	"github.com/sandbox-agent/sandbox-agent/internal/runtime"
+	"github.com/sandbox-agent/sandbox-agent/internal/runtime/hostkernel"
 	"github.com/sandbox-agent/sandbox-agent/pkg/mounts"
+	"github.com/sandbox-agent/sandbox-agent/pkg/receipt"
 )
 
 // gvisorsVersion is the same in all of them (pkg/sentry/kernel/version.go there).
@@ -32,6 +35,12 @@ func runUnderGVisor(t *testing.T, layout string) {
 	require.Equal(t, "1000\n"+spec.Workspace.Worktree+"\nhello\n"+gvisorsVersion+"\nmade", out)
 	require.EqualValues(t, 0, p.ExitCode)
 	require.True(t, p.SealsIntact)
+	for _, to := range []string{"127.0.0.1", "::1"} {
+		out, _ = a.run("exec 3<>/dev/tcp/" + to + "/1")
+		require.Contains(t, out, "Connection refused", "a loopback of its own, and nothing else")
+	}
+	out, _ = a.run("tail -n +3 /proc/net/dev | cut -d: -f1 | tr -d ' '; exec 3<>/dev/tcp/192.0.2.1/1")
+	require.Regexp(t, "^lo\n.*unreachable", out)
 	for _, attack := range []string{"touch /x", "echo x >> .git", "rm .git", "mv .git y", "ls /.sandbox/receipts"} {
 		out, p := a.run(attack)
 		require.NotZero(t, p.ExitCode, "%s: %s", attack, out)
@@ -90,4 +99,41 @@ func TestP5UnderGVisorTheEndOfItsKernelIsTheEndOfTheSandbox(t *testing.T) {
 	_, err = h.runtime().Load(bound(t), s.Identity())
 	require.ErrorIs(t, err, runtime.ErrNotFound)
 	require.Equal(t, []string{"cgroup_empty", "deleted", "exit_event", "pidfd"}, sources(h.stop(s)))
+}
+
+// What the node's kernel kills for memory is a process of gVisor's: one that stands for the command's memory, and then the
+// command ends alone, or gVisor itself.
+func TestP16UnderGVisorWhatTheMemoryLimitEndsIsSaid(t *testing.T) {
+	h := newHostOf(t, GVisor, Attach)
+	spec := h.spec(0)
+	spec.Resources.MemoryBytes = 64 << 20
+	s := h.create(spec)
+	a := h.attach(s, spec, 1)
+	out, p := a.run("echo enough")
+	require.Equal(t, "enough", out)
+	require.False(t, p.OOM)
+	require.Equal(t, "0", oomKills(t, s.Identity())[hostkernel.InitCgroup])
+
+	stream := a.begin("hog", "x=$(printf %1000000s); while :; do x+=$x; done")
+	var err error
+	for done := false; err == nil && !done; {
+		var ev *receiptdv1.ExecEvent
+		ev, err = stream.Recv()
+		done = ev.GetDone() != nil
+	}
+	if err != nil {
+		<-s.Exited()
+		require.NoFileExists(t, filepath.Join(spec.ReceiptsDir, "hog.json"), "it ended with its sandbox, and nobody says how")
+		h.stop(s)
+		return
+	}
+	require.NotEqual(t, "0", oomKills(t, s.Identity())[hostkernel.InitCgroup])
+	p = a.predicate("hog")
+	require.Equal(t, receipt.Signaled, p.Status)
+	require.True(t, p.OOM)
+	require.Equal(t, receipt.ReasonOOM, p.Reason)
+	out, p = a.run("echo next")
+	require.Equal(t, "next", out)
+	require.False(t, p.OOM, "it is said of the command that it happened to alone")
+	h.stop(s)
 }

@@ -124,7 +124,7 @@ func checkKata(ctx context.Context, r *Runtime) error {
 }
 
 // kataOptions name the configuration to the shim that was judged last.
-func kataOptions(r *Runtime) (typeurl.Any, error) {
+func kataOptions(r *Runtime, _ *specs.Spec) (typeurl.Any, error) {
 	k := r.judged.Load()
 	if k == nil {
 		return nil, errors.New("kata's configuration was not judged")

@@ -14,6 +14,7 @@ import (
 
 	"github.com/containerd/containerd/v2/client"
 	"github.com/containerd/typeurl/v2"
+	"github.com/opencontainers/runtime-spec/specs-go"
 
 	"github.com/sandbox-agent/sandbox-agent/internal/runtime"
 	"github.com/sandbox-agent/sandbox-agent/internal/runtime/hostkernel"
@@ -36,8 +37,8 @@ type kind struct {
 	// guest is nil where the kernel is the node's: what works on it (mounts by descriptor, cgroups of each command, unix
 	// sockets) works for the sandbox.
 	guest *guest
-	// options are the shim's; nil for none.
-	options func(r *Runtime) (typeurl.Any, error)
+	// options are the shim's for a container; nil for none.
+	options func(r *Runtime, oci *specs.Spec) (typeurl.Any, error)
 	// check, unless nil, is what it needs of a node besides; an error wraps runtime.ErrUnavailable.
 	check func(ctx context.Context, r *Runtime) error
 	// end, unless nil, is called in the place of endContainer, which it calls.
