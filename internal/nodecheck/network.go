@@ -11,6 +11,8 @@ import (
 	"github.com/google/nftables"
 	"github.com/google/nftables/binaryutil"
 	"github.com/google/nftables/expr"
+	nl "github.com/mdlayher/netlink"
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/sandbox-agent/sandbox-agent/pkg/nsexec"
@@ -71,37 +73,90 @@ func boundSocket(kind int) (int, error) {
 
 // tryNftables makes each kind of rule that keeps a sandbox from something, one after the other.
 func tryNftables() Fact {
+	return inFreshNetwork(func() Fact { return tryRules(ruleKinds) })
+}
+
+// tryEgress makes each kind of rule that bounds what a sandbox sends, and listens to the packet log as the agent does.
+func tryEgress() Fact {
 	return inFreshNetwork(func() Fact {
-		c, err := nftables.New(nftables.AsLasting())
-		if err != nil {
-			return no(err)
-		}
-		defer func() { _ = c.CloseLasting() }()
-		var failed, names []string
-		var cause error
-		broken := map[*nftables.Table]bool{}
-		for _, r := range ruleKinds {
-			names = append(names, r.name)
-			if broken[r.table] {
-				continue // nothing else can be had there then
-			}
-			err := r.make(c)
-			if err == nil {
-				err = c.Flush()
-			}
-			if err != nil {
-				failed = append(failed, fmt.Sprintf("%s: %v", r.name, err))
-				cause = errors.Join(cause, err)
-			}
-			broken[r.table] = broken[r.table] || r.first && err != nil
-		}
-		if cause != nil {
-			f := no(cause)
-			f.Detail = strings.Join(failed, "; ")
+		f := tryRules(egressKinds)
+		if f.Answer != Yes {
 			return f
 		}
-		return yes("%s work", strings.Join(names, ", "))
+		if err := hearLog(); err != nil {
+			return no(fmt.Errorf("listening to the packet log: %w", err))
+		}
+		f.Detail += "; the packet log is heard"
+		return f
 	})
+}
+
+// tryRules has the kernel take one rule after the other.
+func tryRules(kinds []ruleKind) Fact {
+	c, err := nftables.New(nftables.AsLasting())
+	if err != nil {
+		return no(err)
+	}
+	defer func() { _ = c.CloseLasting() }()
+	var failed, names []string
+	var cause error
+	broken := map[*nftables.Table]bool{}
+	for _, r := range kinds {
+		names = append(names, r.name)
+		if broken[r.table] {
+			continue // nothing else can be had there then
+		}
+		err := r.make(c)
+		if err == nil {
+			err = c.Flush()
+		}
+		if err != nil {
+			failed = append(failed, fmt.Sprintf("%s: %v", r.name, err))
+			cause = errors.Join(cause, err)
+		}
+		broken[r.table] = broken[r.table] || r.first && err != nil
+	}
+	if cause != nil {
+		f := no(cause)
+		f.Detail = strings.Join(failed, "; ")
+		return f
+	}
+	return yes("%s work", strings.Join(names, ", "))
+}
+
+// tryConntrack has the kernel forget all connections of a namespace that has none.
+func tryConntrack() Fact {
+	return inFreshNetwork(func() Fact {
+		for _, family := range []netlink.InetFamily{unix.AF_INET, unix.AF_INET6} {
+			if _, err := netlink.ConntrackDeleteFilters(netlink.ConntrackTable, family, everyFlow{}); err != nil {
+				return no(fmt.Errorf("forgetting connections: %w", err))
+			}
+		}
+		return yes("connections are listed and forgotten")
+	})
+}
+
+// everyFlow matches every connection.
+type everyFlow struct{}
+
+func (everyFlow) MatchConntrackFlow(*netlink.ConntrackFlow) bool { return true }
+
+// hearLog binds a group of the packet log (linux/netfilter/nfnetlink_log.h: NFULNL_MSG_CONFIG, NFULA_CFG_CMD, NFULNL_CFG_CMD_BIND),
+// which ends with its socket.
+func hearLog() error {
+	const config, command, bind, group = unix.NFNL_SUBSYS_ULOG<<8 | 1, 1, 1, 1
+	conn, err := nl.Dial(unix.NETLINK_NETFILTER, nil)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	attributes, err := nl.MarshalAttributes([]nl.Attribute{{Type: command, Data: []byte{bind}}})
+	if err != nil {
+		return err
+	}
+	header := []byte{unix.AF_UNSPEC, unix.NFNETLINK_V0, 0, group} // struct nfgenmsg
+	_, err = conn.Execute(nl.Message{Header: nl.Header{Type: config, Flags: nl.Request | nl.Acknowledge}, Data: append(header, attributes...)})
+	return err
 }
 
 var (
@@ -112,16 +167,21 @@ var (
 	probeIngress      = &nftables.Chain{
 		Name: "ingress", Table: probeIngressTable, Type: nftables.ChainTypeFilter, Hooknum: nftables.ChainHookIngress, Priority: nftables.ChainPriorityRef(-500), Device: "lo",
 	}
-	probeNAT = &nftables.Chain{Name: "nat", Table: probeTable, Type: nftables.ChainTypeNAT, Hooknum: nftables.ChainHookPostrouting, Priority: nftables.ChainPriorityNATSource}
+	// What a sandbox sends is refused before it is routed.
+	probeSent = &nftables.Chain{Name: "sent", Table: probeTable, Type: nftables.ChainTypeFilter, Hooknum: nftables.ChainHookPrerouting, Priority: nftables.ChainPriorityMangle}
+	probeNAT  = &nftables.Chain{Name: "nat", Table: probeTable, Type: nftables.ChainTypeNAT, Hooknum: nftables.ChainHookPostrouting, Priority: nftables.ChainPriorityNATSource}
 )
 
-// ruleKinds are what rules are made of. What is first in its table is what all else there stands on.
-var ruleKinds = []struct {
+// ruleKind is what rules are made of. What is first in its table is what all else there stands on.
+type ruleKind struct {
 	name  string
 	table *nftables.Table
 	first bool
 	make  func(c *nftables.Conn) error
-}{
+}
+
+// ruleKinds are those that keep a sandbox from the node.
+var ruleKinds = []ruleKind{
 	{"tables", probeTable, true, func(c *nftables.Conn) error { c.AddTable(probeTable); return nil }},
 	{"chains", probeTable, true, func(c *nftables.Conn) error { c.AddChain(probeChain); return nil }},
 	{"skuid", probeTable, false, func(c *nftables.Conn) error {
@@ -152,6 +212,28 @@ var ruleKinds = []struct {
 	}},
 	{"reject at ingress", probeIngressTable, false, func(c *nftables.Conn) error {
 		return addRule(c, probeIngress, &expr.Reject{Type: unix.NFT_REJECT_ICMPX_UNREACH, Code: unix.NFT_REJECT_ICMPX_ADMIN_PROHIBITED})
+	}},
+}
+
+// egressKinds are those that keep a sandbox within its policy.
+var egressKinds = []ruleKind{
+	{"tables", probeTable, true, func(c *nftables.Conn) error { c.AddTable(probeTable); return nil }},
+	{"chains at prerouting", probeTable, true, func(c *nftables.Conn) error { c.AddChain(probeSent); return nil }},
+	{"reject at prerouting", probeTable, false, func(c *nftables.Conn) error {
+		return addRule(c, probeSent, &expr.Reject{Type: unix.NFT_REJECT_ICMPX_UNREACH, Code: unix.NFT_REJECT_ICMPX_ADMIN_PROHIBITED})
+	}},
+	{"connlimit", probeTable, false, func(c *nftables.Conn) error {
+		return addRule(c, probeSent, &expr.Connlimit{Count: 16, Flags: expr.NFT_CONNLIMIT_F_INV}, &expr.Verdict{Kind: expr.VerdictDrop})
+	}},
+	{"limit", probeTable, false, func(c *nftables.Conn) error {
+		return addRule(c, probeSent, &expr.Limit{Type: expr.LimitTypePkts, Rate: 16, Unit: expr.LimitTimeSecond, Burst: 16, Over: true}, &expr.Verdict{Kind: expr.VerdictDrop})
+	}},
+	{"quota", probeTable, false, func(c *nftables.Conn) error {
+		c.AddObj(&nftables.QuotaObj{Table: probeTable, Name: "bytes", Bytes: 1 << 20, Over: true})
+		return addRule(c, probeSent, &expr.Objref{Type: int(nftables.ObjTypeQuota), Name: "bytes"}, &expr.Verdict{Kind: expr.VerdictDrop})
+	}},
+	{"log", probeTable, false, func(c *nftables.Conn) error {
+		return addRule(c, probeSent, &expr.Log{Key: 1<<unix.NFTA_LOG_GROUP | 1<<unix.NFTA_LOG_SNAPLEN, Group: 1, Snaplen: 128})
 	}},
 }
 

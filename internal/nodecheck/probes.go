@@ -26,6 +26,8 @@ func probes(node Node, n Needs) []probe {
 		{ids: []ID{Proc, NestedNS, NestedProc, Seccomp}, need: NeedShared, look: func(ctx context.Context) map[ID][]Fact { return trySandbox(ctx, root) }},
 		{ids: []ID{SockDestroy}, need: NeedShared, look: asRoot(root, SockDestroy, tryDestroySockets, "")},
 		{ids: []ID{Nftables}, need: NeedNetwork, look: asRoot(root, Nftables, tryNftables, "")},
+		{ids: []ID{Conntrack}, need: NeedNetwork, look: asRoot(root, Conntrack, tryConntrack, "")},
+		{ids: []ID{Egress}, need: NeedNetwork, look: asRoot(root, Egress, tryEgress, "")},
 		{ids: []ID{Overlay}, need: NeedImage, look: asRoot(root, Overlay, tryOverlay, "")},
 		{ids: []ID{Landlock, CloneInto, IoUring, Vsock}, need: NeedNobody, look: one(func() map[ID][]Fact { return lookAtExtras(node) })},
 		{ids: []ID{StateSpace, Fsync}, need: NeedAgent, look: one(func() map[ID][]Fact { return lookAtDisk(n.StateDir, root) })},

@@ -204,6 +204,8 @@ func TestEachProbeSaysNoWhereTheThingIsTakenAwayAndYesWhereItIsNot(t *testing.T)
 		{MountAPI, "no mount API", 0, unix.ENOSYS},
 		{Overlay, "no overlay", 0, unix.ENODEV},
 		{Nftables, "no netfilter", 0, unix.EPERM},
+		{Conntrack, "no netfilter", 0, unix.EPERM},
+		{Egress, "no netfilter", 0, unix.EPERM},
 		{SockDestroy, "no socket diagnostics", 0, unix.EPERM},
 		{Landlock, "no Landlock", 0, unix.EOPNOTSUPP},
 		{CloneInto, "no clone3", 0, unix.ENOSYS},
@@ -228,7 +230,7 @@ func TestEachProbeSaysNoWhereTheThingIsTakenAwayAndYesWhereItIsNot(t *testing.T)
 			if row(c.id).OlderThan(with.Node.Kernel) {
 				t.Skipf("%s came with %s", c.id, row(c.id).Since)
 			}
-			if _, err := os.Stat("/lib/modules/" + with.Node.Kernel); err != nil && with.Seen[c.id][0].Answer == No && slices.Contains([]ID{Overlay, Nftables}, c.id) {
+			if _, err := os.Stat("/lib/modules/" + with.Node.Kernel); err != nil && with.Seen[c.id][0].Answer == No && slices.Contains([]ID{Overlay, Nftables, Conntrack, Egress}, c.id) {
 				t.Skip("this machine has no modules to load (an emulated guest)")
 			}
 			require.Equal(t, Yes, with.Seen[c.id][0].Answer, with.Seen[c.id])

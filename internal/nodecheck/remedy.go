@@ -183,6 +183,10 @@ func special(id ID, fact Fact, n Node) string {
 		return module(n.OS, "tcp_diag", "udp_diag") + "; kernel option CONFIG_INET_DIAG_DESTROY"
 	case Nftables:
 		return module(n.OS, "nf_tables", "nft_fib_inet", "nft_fib_netdev", "nft_reject_netdev", "nft_ct", "nft_masq")
+	case Conntrack:
+		return module(n.OS, "nf_conntrack_netlink") + "; kernel option CONFIG_NF_CT_NETLINK"
+	case Egress:
+		return module(n.OS, "nft_connlimit", "nft_limit", "nft_quota", "nft_log", "nfnetlink_log") + "; kernel options CONFIG_NFT_CONNLIMIT, CONFIG_NFT_LIMIT, CONFIG_NFT_QUOTA, CONFIG_NFT_LOG, CONFIG_NFT_REJECT_INET, CONFIG_NETFILTER_NETLINK_LOG"
 	case Overlay:
 		return module(n.OS, "overlay")
 	case Vsock:

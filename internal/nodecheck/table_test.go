@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/sandbox-agent/sandbox-agent/internal/nodecheck/feature"
 )
 
 const requirements = "../../docs/host-requirements.md"
@@ -17,7 +19,7 @@ func TestTheDocumentHasThisTable(t *testing.T) {
 	}
 	b, err := os.ReadFile(requirements)
 	require.NoError(t, err)
-	require.Contains(t, string(b), Markdown(), "put this into %s:\n%s", requirements, Markdown())
+	require.Contains(t, string(b), feature.Markdown(), "put this into %s:\n%s", requirements, feature.Markdown())
 }
 
 func TestEachRowSaysEverything(t *testing.T) {

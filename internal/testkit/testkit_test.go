@@ -8,6 +8,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
+
+	"github.com/sandbox-agent/sandbox-agent/internal/nodecheck/feature"
 )
 
 func TestNeedSkipsWithTheReasonWhenSomethingIsMissing(t *testing.T) {
@@ -40,6 +42,29 @@ func TestKernelVersionsAreComparedAsNumbers(t *testing.T) {
 	} {
 		require.Equal(t, older, olderKernel(release, 5, 12), release)
 	}
+}
+
+// A test may do without a feature of the kernel only where the kernel is older than the feature table says.
+func TestAMissingFeatureIsASkipOnOlderKernelsOnly(t *testing.T) {
+	lacks := Requirement{name: "the mount API", feature: feature.MountAPI, missing: func() string { return "ENOSYS" }}
+	row, known := feature.Find(feature.MountAPI)
+	require.True(t, known)
+	require.Equal(t, "Linux 5.12", row.Since)
+	skip, text := lacks.decide("5.10.0-46-cloud-amd64", false)
+	require.True(t, skip, text)
+	skip, text = lacks.decide("5.10.0-46-cloud-amd64", true)
+	require.False(t, skip, "on a machine where all tests must run")
+	require.Contains(t, text, MustRun)
+	skip, text = lacks.decide("6.12.0", false)
+	require.False(t, skip)
+	require.Contains(t, text, "ENOSYS; it may be skipped for that only on kernels before Linux 5.12")
+	_, text = Requirement{feature: feature.MountAPI, missing: func() string { return "" }}.decide("4.4.0", true)
+	require.Empty(t, text, "what works, works")
+	skip, _ = Program("no-such-program-anywhere").decide("6.12.0", false)
+	require.True(t, skip, "a program is no feature of a kernel")
+	require.Empty(t, Feature(feature.UserNS).missing())
+	require.NotEmpty(t, Feature(feature.Git).missing(), "it has no version of Linux")
+	require.NotEmpty(t, Feature("no such feature").missing())
 }
 
 func TestASnapshotSeesADescriptorThatWasLeftOpen(t *testing.T) {

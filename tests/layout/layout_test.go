@@ -107,6 +107,7 @@ var layers = []struct {
 	{"the agent", []string{"internal/agent"}},
 	{"the node check", []string{"internal/nodecheck"}},
 	{"runtimes and receiptd", []string{"internal/runtime", "internal/network", "internal/receiptd", "internal/config", "internal/metrics"}},
+	{"the attack suite", []string{"internal/attack"}},
 	{"the public client", []string{"client"}},
 	{"libraries", []string{"pkg/"}},
 	{"the generated API", []string{"api/"}},
