@@ -27,7 +27,7 @@ import (
 )
 
 // patience bounds every step; nothing is decided by it but that something hangs.
-const patience = 2 * time.Minute
+const patience = 4 * time.Minute
 
 const (
 	owner = 4321
@@ -48,6 +48,7 @@ func main() {
 	}
 	control := attackHere()
 	for _, c := range changes {
+		step("%s", c.Name)
 		r := observe(c)
 		r.Control = control
 		line, err := json.Marshal(r)
@@ -57,6 +58,13 @@ func main() {
 		}
 		fmt.Printf("%s%s\n", seen.Mark, line)
 	}
+}
+
+var began = time.Now()
+
+// step says how far it is, for whoever reads why a guest came to nothing.
+func step(format string, args ...any) {
+	fmt.Printf("%6.1f s: %s\n", time.Since(began).Seconds(), fmt.Sprintf(format, args...))
 }
 
 // observe looks at the node with a change. What is wrong with looking is in Failed.
@@ -147,6 +155,7 @@ func look(c seen.Change, r *seen.Result) error {
 	if json.Valid(answer.Bytes()) {
 		r.Check = bytes.TrimSpace(answer.Bytes())
 	}
+	step("the check answered %d", code)
 	serve, ended, err := start(c, config)
 	if err != nil {
 		return err
@@ -155,7 +164,8 @@ func look(c seen.Change, r *seen.Result) error {
 		r.Said = log()
 		return err
 	}
-	err = useAgent(c, r)
+	step("the agent answers")
+	err = useAgent(r)
 	_ = serve.Process.Signal(syscall.SIGTERM)
 	select {
 	case <-ended:
@@ -218,7 +228,7 @@ func log() string {
 }
 
 // useAgent makes a session, attacks from a command in it, and deletes it.
-func useAgent(c seen.Change, r *seen.Result) error {
+func useAgent(r *seen.Result) error {
 	repo := filepath.Join(work, "repo")
 	if err := makeRepo(repo); err != nil {
 		return err
@@ -229,11 +239,12 @@ func useAgent(c seen.Change, r *seen.Result) error {
 	}
 	defer stop()
 	socket := []string{"--socket", work + "/exec.sock"}
-	created, err := output(agent(seen.Change{}, append([]string{"session", "create", "--repo", repo, "--branch", "topic", "--worktree", work + "/wt", "--memory", "96MiB"}, socket...)...))
+	created, err := output(agent(seen.Change{}, append([]string{"session", "create", "--repo", repo, "--branch", "topic", "--worktree", work + "/wt", "--memory", "64MiB"}, socket...)...))
 	if err != nil {
 		r.Session = created
 		return nil
 	}
+	step("there is a session")
 	id := strings.TrimSpace(created)
 	run := func(script string) (string, error) {
 		return output(agent(seen.Change{}, append([]string{"exec", id, "--timeout", "100s"}, append(socket, "--", script)...)...))
@@ -245,8 +256,9 @@ func useAgent(c seen.Change, r *seen.Result) error {
 	r.Attacks = parse(said)
 	r.Attacks[aliveAfter] = held(len(strayProcesses()) == 0)
 	// The command's memory is its own affair, and the sandbox goes on.
-	said, err = run("head -c 300m /dev/zero | tail -c 300m | wc -c")
-	r.Attacks[moreMemory] = held(!strings.Contains(said, "314572800"))
+	said, err = run(useMemory)
+	r.Attacks[moreMemory] = held(!strings.Contains(said, usedMemory))
+	step("its commands have run")
 	if said, err = run("echo still here"); err != nil || strings.TrimSpace(said) != "still here" {
 		return fmt.Errorf("the sandbox did not go on: %v: %s", err, said)
 	}
@@ -295,6 +307,12 @@ const (
 	moreMemory = "P16: a command gets more memory than its session"
 )
 
+// useMemory has tail(1) hold twice as much as a command of the session may have.
+const (
+	useMemory  = "head -c 128M /dev/zero | tail -c 128M | wc -c"
+	usedMemory = "134217728"
+)
+
 // attacks is a script that says of each thing whether it was reached. repo is the base clone.
 func attacks(repo string) string {
 	const f = `
@@ -302,14 +320,15 @@ try() { name=$1; shift; if "$@" >/dev/null 2>&1; then echo "$name=reached"; else
 setid() { : >setid.$$ && chmod 4755 setid.$$ && [ -u setid.$$ ]; }
 config() { git config --file %[1]s/.git/config attack.x y; }
 tcp() { exec 9<>/dev/tcp/127.0.0.1/%[2]d; }
+tmpfs() { mkdir here.$$ && mount -t tmpfs tmpfs here.$$ && umount here.$$; }
 try "P9: reads the receipts" ls %[3]s/receipts
 try "P9: reads the environment of process 1" cat /proc/1/environ
 try "P9: is root" test "$(id -u)" = 0
-try "P9: mounts a file system" mount -t tmpfs tmpfs /mnt
+try "P9: mounts a file system" tmpfs
 try "P11: makes a set-id file" setid
 try "P12: changes the configuration of the base clone" config
 try "P10: connects to a listener of the node" tcp
-rm -f setid.*
+rm -rf setid.* here.*
 setsid sleep %[4]s </dev/null >/dev/null 2>&1 &
 `
 	return fmt.Sprintf(f, repo, port, state, stray)
@@ -344,8 +363,8 @@ func attackHere() map[string]string {
 			}
 		}
 	}
-	said, _ = output(exec.Command("bash", "-c", "head -c 300m /dev/zero | tail -c 300m | wc -c"))
-	m[moreMemory] = held(!strings.Contains(said, "314572800"))
+	said, _ = output(exec.Command("bash", "-c", useMemory))
+	m[moreMemory] = held(!strings.Contains(said, usedMemory))
 	if err := errors.Join(os.RemoveAll(state), os.RemoveAll(work)); err != nil {
 		m["cleaning up"] = err.Error()
 	}
