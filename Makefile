@@ -17,7 +17,7 @@ REPO ?= $(CURDIR)
 BIN ?= bin
 FUZZTIME ?= 20s
 
-.PHONY: help setup build demo test test-long test-kernel test-kata test-kata-vm test-git runtimes kube bench lint generate generate-check fuzz clean FORCE
+.PHONY: help setup build demo test test-long test-kernel test-kernel-all test-kata test-kata-vm test-git runtimes kube bench lint generate generate-check fuzz clean FORCE
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -53,11 +53,17 @@ test-long: ## the tests five times over, to find what only fails sometimes, and 
 	@SANDBOX_TEST_LONG=1 go test ./tests/faults ./internal/agent/journal -v -timeout 6h
 	@scripts/fuzz.sh 60s
 
-test-kernel: ## the kernel-facing tests on Linux 5.10 to 7 with cgroup v2, in emulated guests (KERNELS="6.1 6.12", KERNELFLAGS: see go run ./tests/kernel -h)
+test-kernel: ## promises and attacks on Linux 5.10 to the newest, in emulated guests (KERNELS="6.1 6.12", KERNEL=vmlinuz MODULES=lib/modules/VERSION for one's own; KERNELFLAGS: see tests/kernel)
 	@scripts/need-root.sh "make test-kernel"
 	@scripts/setup.sh build kernel
-	@scripts/kernels.sh
-	@go run ./tests/kernel $(KERNELFLAGS) $(KERNELS)
+	@$(if $(KERNEL),true,scripts/kernels.sh)
+	@KERNEL="$(abspath $(KERNEL))" MODULES="$(abspath $(MODULES))" go test ./tests/kernel -run TestKernels -count=1 -v -timeout 3h $(if $(KERNEL),-own,-kernels "$(KERNELS)") $(KERNELFLAGS)
+
+test-kernel-all: ## all kernels (also 6.18, generic, rt), whole suites, every variation; writes docs/kernels.md
+	@scripts/need-root.sh "make test-kernel-all"
+	@scripts/setup.sh build kernel
+	@scripts/kernels.sh --set all
+	@go test ./tests/kernel -run TestKernels -count=1 -v -timeout 12h -full -write -kernels "$(KERNELS)" $(KERNELFLAGS)
 
 test-kata: ## sandboxes in Kata's virtual machines, on a node with KVM and Kata Containers (elsewhere: skipped, with the reason)
 	@scripts/need-root.sh "make test-kata"
@@ -65,12 +71,12 @@ test-kata: ## sandboxes in Kata's virtual machines, on a node with KVM and Kata 
 	@scripts/containerd.sh containerd runc >/dev/null
 	@go test ./tests/kata/vm -count=1 -v -timeout 20m
 
-test-kata-vm: ## the same on an emulated node, with the tests' own shim in the place of Kata's (KATAFLAGS: see go run ./tests/kata/nested -h)
+test-kata-vm: ## the same on an emulated node, with the tests' own shim in the place of Kata's, and runc's sandboxes on cgroup v2 (KATAFLAGS: see tests/kata/nested)
 	@scripts/need-root.sh "make test-kata-vm"
 	@scripts/setup.sh build kernel runtimes
 	@scripts/kernels.sh
 	@scripts/containerd.sh containerd runc >/dev/null
-	@go run ./tests/kata/nested $(KATAFLAGS)
+	@SANDBOX_MUST_RUN=1 go test ./tests/kata/nested -count=1 -v -timeout 60m $(KATAFLAGS)
 
 test-git: ## everything that asks Git, with Debian's 2.47 and newer in the place of the machine's (GITS="trixie sid", TESTFLAGS)
 	@scripts/need-root.sh "make test-git"
