@@ -25,22 +25,18 @@ import (
 	"github.com/containerd/containerd/api/events"
 	taskAPI "github.com/containerd/containerd/api/runtime/task/v3"
 	runtimeoptions "github.com/containerd/containerd/api/types/runtimeoptions/v1"
-	"github.com/containerd/containerd/v2/cmd/containerd-shim-runc-v2/manager"
 	"github.com/containerd/containerd/v2/cmd/containerd-shim-runc-v2/task"
 	coreevents "github.com/containerd/containerd/v2/core/events"
 	"github.com/containerd/containerd/v2/pkg/shim"
 	"github.com/containerd/containerd/v2/pkg/shutdown"
 	"github.com/containerd/containerd/v2/pkg/sys/reaper"
-	"github.com/containerd/containerd/v2/plugins"
 	runc "github.com/containerd/go-runc"
-	"github.com/containerd/plugin"
-	"github.com/containerd/plugin/registry"
 	"github.com/containerd/ttrpc"
 	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/types/known/emptypb"
-)
 
-const name = "io.containerd.kata.v2"
+	"github.com/sandbox-agent/sandbox-agent/tests/kata/shim/entry"
+)
 
 // What can be asked for.
 const (
@@ -61,31 +57,13 @@ const (
 	stuck = "delete-stuck"
 )
 
-func main() {
-	if len(os.Args) == 2 && os.Args[1] == "--version" {
-		fmt.Println("kata-containers containerd shim (Rust): id: " + name + ", version: 4.2.0, commit: tests")
-		return
-	}
-	registry.Register(&plugin.Registration{
-		Type: plugins.TTRPCPlugin, ID: "task",
-		Requires: []plugin.Type{plugins.EventPlugin, plugins.InternalPlugin},
-		InitFn:   newService,
-	})
-	shim.RunShim(context.Background(), manager.NewShimManager(name))
-}
+func main() { entry.Run(newService) }
 
-func newService(ic *plugin.InitContext) (any, error) {
-	pub, err := ic.GetByID(plugins.EventPlugin, "publisher")
-	if err != nil {
-		return nil, err
-	}
-	sd, err := ic.GetByID(plugins.InternalPlugin, "shutdown")
-	if err != nil {
-		return nil, err
-	}
+func newService(ctx context.Context, events shim.Publisher, end shutdown.Service) (any, error) {
 	s := &service{dir: os.Getenv("KATA_TEST_DIR"), status: 137}
-	s.TTRPCTaskService, err = task.NewTaskService(ic.Context, publisher{pub.(shim.Publisher), s}, sd.(shutdown.Service))
-	sd.(shutdown.Service).RegisterCallback(func(context.Context) error { return s.endManagement() })
+	var err error
+	s.TTRPCTaskService, err = task.NewTaskService(ctx, publisher{events, s}, end)
+	end.RegisterCallback(func(context.Context) error { return s.endManagement() })
 	return s, err
 }
 

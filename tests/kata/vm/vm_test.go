@@ -20,13 +20,20 @@ import (
 	sandboxv1 "github.com/sandbox-agent/sandbox-agent/api/sandbox/v1"
 	"github.com/sandbox-agent/sandbox-agent/internal/testkit"
 	testcontainerd "github.com/sandbox-agent/sandbox-agent/internal/testkit/containerd"
+	"github.com/sandbox-agent/sandbox-agent/internal/testkit/netlab"
 	"github.com/sandbox-agent/sandbox-agent/internal/testkit/node"
 	"github.com/sandbox-agent/sandbox-agent/pkg/kata"
 	"github.com/sandbox-agent/sandbox-agent/pkg/receipt/verify"
 )
 
+// mustRun is set to 1 where the test may not be skipped.
+const mustRun = "SANDBOX_TEST_KATA"
+
 // owner owns the repository and the worktree on disk.
 const owner = 4321
+
+// subnet is the sandboxes'.
+const subnet = "10.231.0.0/16"
 
 func TestMain(m *testing.M) { os.Exit(node.Main(m)) }
 
@@ -39,24 +46,34 @@ type machine struct {
 	count        int
 }
 
-// start starts an agent with Kata as its only runtime, in a containerd of its own, and makes a session. Without KVM and Kata the
-// test is skipped, also where tests must run: no machine without them can run it but by tests/kata/nested.
-func start(t *testing.T) *machine {
+// need makes a containerd that finds Kata. Without KVM and Kata the test is skipped, also where tests must run: no machine without them can
+// run it but by tests/kata/nested.
+func need(t *testing.T) *machine {
 	t.Helper()
-	m := &machine{kata: kata.Check(t.Context(), kata.Places{})}
+	m := &machine{Agent: &node.Agent{T: t}, kata: kata.Check(t.Context(), kata.Places{})}
 	if err := m.kata.Err(); err != nil {
-		t.Skipf("this test needs a node with KVM and Kata (make test-kata-vm emulates one): %v", err)
+		require.NotEqual(t, "1", os.Getenv(mustRun), "this node was made for this test")
+		t.Skipf("this test needs a node with KVM and Kata (tests/kata/nested emulates one): %v", err)
 	}
 	t.Setenv("PATH", filepath.Dir(m.kata.Shim.Path)+":"+os.Getenv("PATH")) // where containerd looks for it
 	m.d = testcontainerd.Start(t, "runc")
-	m.Agent = node.Start(t, node.Options{Config: fmt.Sprintf("runtime: {default: kata, allowed: [kata]}\ncontainerd: {address: %s}\n", m.d.Address)})
+	return m
+}
+
+// start starts an agent with Kata as its only runtime, and makes a session.
+func (m *machine) start(o node.Options, network string) {
+	t := m.T
+	t.Helper()
+	o.Config += fmt.Sprintf("runtime: {default: kata, allowed: [kata], start_timeout: 10m}\ncontainerd: {address: %s}\n", m.d.Address)
+	m.Agent = node.Start(t, o)
 	repo := testkit.Repo(t, owner)
 	m.worktree = testkit.Worktree(t, owner, repo, "topic")
-	res, err := m.Client.Sessions.CreateSession(t.Context(), &sandboxv1.CreateSessionRequest{Workspace: &sandboxv1.Workspace{Repository: repo, Worktree: m.worktree}})
+	res, err := m.Client.Sessions.CreateSession(t.Context(), &sandboxv1.CreateSessionRequest{
+		Workspace: &sandboxv1.Workspace{Repository: repo, Worktree: m.worktree}, Network: &sandboxv1.Network{Mode: network},
+	})
 	require.NoError(t, err, "%s\n%s", m.LogText(), m.d.Log())
 	m.id = res.GetSession().GetSessionId()
 	require.Equal(t, sandboxv1.Session_READY, res.GetSession().GetState(), res.GetSession().GetReason())
-	return m
 }
 
 func (m *machine) session() *sandboxv1.Session {
@@ -200,7 +217,8 @@ func sources(ev *sandboxv1.Evidence) []string {
 }
 
 func TestSandboxesInVirtualMachines(t *testing.T) {
-	m := start(t)
+	m := need(t)
+	m.start(node.Options{}, "none")
 	within := func(name string, f func(t *testing.T)) {
 		t.Run(name, func(t *testing.T) {
 			outer := m.T
@@ -304,4 +322,30 @@ func TestSandboxesInVirtualMachines(t *testing.T) {
 		require.Equal(t, sandboxv1.ExecResult_UNCERTAIN, r.GetStatus(), r.GetReason())
 		t.Log(r.GetReason())
 	})
+}
+
+// The machine's packets come from a tap in the sandbox's network namespace, and its root file system is an image's.
+func TestP10AMachineReachesWhatItsNetworkLetsAndNothingOfTheNode(t *testing.T) {
+	m := need(t)
+	lab := netlab.New(t, subnet)
+	lab.TCP(lab.World, "web", netlab.Web+":80")
+	live := lab.TCP(lab.Node, "kubelet", netlab.NodeAddr+":10250")
+	digest := m.d.Import(t, "localhost/tools:1", testcontainerd.Layer(t, "bash", "cat"))
+	m.start(node.Options{
+		Program: lab.Program(node.Program()),
+		Config:  fmt.Sprintf("rootfs: localhost/tools@%s\nnetwork: {allowed: [none, bridge], nameservers: [%s], bridge: {subnet: %s}}\n", digest, netlab.Web, subnet),
+	}, "bridge")
+	require.Equal(t, "image", m.output("cat /etc/of-the-image"))
+	require.Equal(t, "hello", m.output("cat README"))
+	require.NotEqual(t, read(t, "/proc/sys/kernel/random/boot_id"), m.output("cat /proc/sys/kernel/random/boot_id"))
+	require.NotZero(t, m.exec("echo x > /etc/of-the-image").GetExitCode())
+
+	before := len(live.Peers())
+	require.NotZero(t, before, "control: the agent has seen that it answers on the node")
+	const dial = "exec 3<>/dev/tcp/%s && cat <&3"
+	require.Equal(t, "web to "+netlab.NodeAddr, m.output(fmt.Sprintf(dial, netlab.Web+"/80")))
+	r := m.exec(fmt.Sprintf(dial, netlab.NodeAddr+"/10250"))
+	require.NotZero(t, r.GetExitCode())
+	require.Contains(t, r.GetStderrText(), "Connection refused")
+	require.Len(t, live.Peers(), before)
 }

@@ -66,6 +66,7 @@ func boot() error {
 		mount("cgroup2", "/sys/fs/cgroup", "cgroup2", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, ""),
 		mount(wire.Tag, wire.Shared, "virtiofs", unix.MS_NOSUID|unix.MS_NODEV, ""),
 		loopback(),
+		network(),
 	)
 }
 
@@ -131,6 +132,18 @@ func loopback() error {
 	req.flags = unix.IFF_UP
 	if _, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), unix.SIOCSIFFLAGS, uintptr(unsafe.Pointer(&req))); errno != 0 {
 		return fmt.Errorf("setting lo up: %w", errno)
+	}
+	return nil
+}
+
+// network sets the guest's interface up as the shim has it.
+func network() error {
+	batch := filepath.Join(wire.Shared, wire.Network)
+	if _, err := os.Stat(batch); errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	if out, err := exec.Command("ip", "-batch", batch).CombinedOutput(); err != nil {
+		return fmt.Errorf("setting the network up: %w: %s", err, out)
 	}
 	return nil
 }

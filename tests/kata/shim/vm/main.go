@@ -28,28 +28,23 @@ import (
 	taskAPI "github.com/containerd/containerd/api/runtime/task/v3"
 	runtimeoptions "github.com/containerd/containerd/api/types/runtimeoptions/v1"
 	tasktypes "github.com/containerd/containerd/api/types/task"
-	"github.com/containerd/containerd/v2/cmd/containerd-shim-runc-v2/manager"
 	"github.com/containerd/containerd/v2/core/runtime"
 	"github.com/containerd/containerd/v2/pkg/namespaces"
 	"github.com/containerd/containerd/v2/pkg/shim"
 	"github.com/containerd/containerd/v2/pkg/shutdown"
 	"github.com/containerd/containerd/v2/pkg/sys/reaper"
-	"github.com/containerd/containerd/v2/plugins"
 	"github.com/containerd/errdefs"
 	"github.com/containerd/errdefs/pkg/errgrpc"
 	runc "github.com/containerd/go-runc"
-	"github.com/containerd/plugin"
-	"github.com/containerd/plugin/registry"
 	"github.com/containerd/ttrpc"
 	"github.com/mdlayher/vsock"
 	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/types/known/emptypb"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
+	"github.com/sandbox-agent/sandbox-agent/tests/kata/shim/entry"
 	"github.com/sandbox-agent/sandbox-agent/tests/kata/shim/wire"
 )
-
-const name = "io.containerd.kata.v2"
 
 // bootTime bounds a VM's start, which emulation makes slow.
 const bootTime = 2 * time.Minute
@@ -57,33 +52,14 @@ const bootTime = 2 * time.Minute
 // lostStatus is the exit status of all that ran in a VM that was lost.
 const lostStatus = 255
 
-func main() {
-	if len(os.Args) == 2 && os.Args[1] == "--version" {
-		fmt.Println("kata-containers containerd shim (Rust): id: " + name + ", version: 4.2.0, commit: tests")
-		return
-	}
-	registry.Register(&plugin.Registration{
-		Type: plugins.TTRPCPlugin, ID: "task",
-		Requires: []plugin.Type{plugins.EventPlugin, plugins.InternalPlugin},
-		InitFn:   newService,
-	})
-	shim.RunShim(context.Background(), manager.NewShimManager(name))
-}
+func main() { entry.Run(newService) }
 
-func newService(ic *plugin.InitContext) (any, error) {
-	pub, err := ic.GetByID(plugins.EventPlugin, "publisher")
+func newService(ctx context.Context, events shim.Publisher, end shutdown.Service) (any, error) {
+	ns, err := namespaces.NamespaceRequired(ctx)
 	if err != nil {
 		return nil, err
 	}
-	sd, err := ic.GetByID(plugins.InternalPlugin, "shutdown")
-	if err != nil {
-		return nil, err
-	}
-	ns, err := namespaces.NamespaceRequired(ic.Context)
-	if err != nil {
-		return nil, err
-	}
-	return &service{publisher: pub.(shim.Publisher), shutdown: sd.(shutdown.Service), namespace: ns, processes: map[string]*process{}, lost: make(chan struct{})}, nil
+	return &service{publisher: events, shutdown: end, namespace: ns, processes: map[string]*process{}, lost: make(chan struct{})}, nil
 }
 
 // process is the container (exec "") or one beside it.
@@ -105,6 +81,7 @@ type service struct {
 	id, bundle string
 	cid        uint32
 	cgroup     string
+	netns      string // empty: the guest has no network
 	vmm, fs    *exec.Cmd
 	// lost is closed when the VMM has ended.
 	lost       chan struct{}
@@ -212,6 +189,9 @@ func (s *service) share() error {
 	namespaces, _ := linux["namespaces"].([]any)
 	linux["namespaces"] = slices.DeleteFunc(namespaces, func(n any) bool {
 		kind := n.(map[string]any)["type"]
+		if kind == "network" {
+			s.netns, _ = n.(map[string]any)["path"].(string)
+		}
 		return kind == "network" || kind == "cgroup"
 	})
 	if b, err = json.Marshal(spec); err != nil {
@@ -262,13 +242,17 @@ func (s *service) boot(c config) error {
 	if err := awaitSocket(socket, fsEnded); err != nil {
 		return fmt.Errorf("%w: %s", err, tails(s.dir()+"/virtiofsd.log"))
 	}
-	s.vmm, err = s.start(dir, s.dir()+"/qemu.log", s.lost, c["path"],
+	program, network, err := s.connect(c["path"])
+	if err != nil {
+		return err
+	}
+	s.vmm, err = s.start(dir, s.dir()+"/qemu.log", s.lost, program[0], append(slices.Concat(program[1:], network),
 		"-nodefaults", "-no-user-config", "-display", "none", "-no-reboot", "-name", "sandbox-"+s.id+",debug-threads=on",
 		"-machine", "q35", "-accel", "kvm", "-cpu", "qemu64", "-smp", "1", "-m", "384M",
 		"-object", "memory-backend-memfd,id=memory,size=384M,share=on", "-numa", "node,memdev=memory",
 		"-kernel", c["kernel"], "-initrd", c["initrd"], "-append", "console=ttyS0 panic=-1 quiet", "-serial", "file:"+s.dir()+"/console",
 		"-chardev", "socket,id=shared,path="+socket, "-device", "vhost-user-fs-pci,chardev=shared,tag="+wire.Tag,
-		"-device", fmt.Sprintf("vhost-vsock-pci,guest-cid=%d", s.cid))
+		"-device", fmt.Sprintf("vhost-vsock-pci,guest-cid=%d", s.cid))...)
 	if err != nil {
 		return fmt.Errorf("starting the VMM: %w", err)
 	}

@@ -14,6 +14,9 @@ const Port = 1024
 // Tag names the shared file system. In it are the container's config.json, its rootfs and its mounts.
 const Tag = "kataShared"
 
+// Network is the file in it with the commands of "ip -batch" that set the guest's network up; absent: it has none.
+const Network = "network.batch"
+
 // Shared is where the guest mounts it.
 const Shared = "/run/shared"
 
