@@ -1,6 +1,7 @@
 package nodecheck
 
 import (
+	"embed"
 	"strings"
 	"testing"
 
@@ -11,16 +12,46 @@ import (
 	"github.com/sandbox-agent/sandbox-agent/internal/config"
 )
 
-const (
-	bookworm = "PRETTY_NAME=\"Debian GNU/Linux 12 (bookworm)\"\nID=debian\n"
-	noble    = "PRETTY_NAME=\"Ubuntu 24.04.1 LTS\"\nID=ubuntu\nID_LIKE=debian\n"
-	rhel9    = "NAME=\"Red Hat Enterprise Linux\"\nID=\"rhel\"\nID_LIKE=\"fedora\"\nPRETTY_NAME=\"Red Hat Enterprise Linux 9.4 (Plow)\"\n"
-	rocky    = "ID=\"rocky\"\nID_LIKE=\"rhel centos fedora\"\n"
-	talosOS  = "NAME=\"Talos\"\nID=talos\nPRETTY_NAME=\"Talos (v1.11.0)\"\n"
-	bottle   = "NAME=Bottlerocket\nID=bottlerocket\nPRETTY_NAME=\"Bottlerocket OS 1.45.0 (aws-k8s-1.33)\"\n"
-	flat     = "ID=flatcar\nID_LIKE=coreos\nPRETTY_NAME=\"Flatcar Container Linux by Kinvolk\"\n"
-	alpine   = "ID=alpine\n"
+// recordings are os-release files as these distributions have them.
+//
+//go:embed testdata/os-release
+var recordings embed.FS
+
+func recorded(name string) string {
+	b, err := recordings.ReadFile("testdata/os-release/" + name)
+	if err != nil {
+		panic(err)
+	}
+	return string(b)
+}
+
+var (
+	bookworm = recorded("debian-12")
+	noble    = recorded("ubuntu-24.04")
+	rhel9    = recorded("rhel-9")
+	rocky    = recorded("rocky-9")
+	talosOS  = recorded("talos")
+	bottle   = recorded("bottlerocket")
+	flat     = recorded("flatcar")
 )
+
+// alpine is a distribution that nothing is known of.
+const alpine = "ID=alpine\n"
+
+func TestARecordedDistributionIsKnownByItsFile(t *testing.T) {
+	for text, want := range map[string]struct {
+		family family
+		name   string
+	}{
+		bookworm: {debian, "Debian GNU/Linux 12 (bookworm)"}, noble: {debian, "Ubuntu 24.04.4 LTS"}, rhel9: {rhel, "Red Hat Enterprise Linux 9.4 (Plow)"},
+		rocky: {rhel, "Rocky Linux 9.6 (Blue Onyx)"}, talosOS: {talos, "Talos (v1.13.7)"}, bottle: {bottlerocket, "Bottlerocket OS 1.47.0 (aws-k8s-1.34)"},
+		flat: {flatcar, "Flatcar Container Linux by Kinvolk 3227.2.4 (Oklo)"}, alpine: {anyLinux, ""},
+	} {
+		o := ParseOSRelease(text)
+		require.Equal(t, want.family, o.family(), want.name)
+		require.Equal(t, want.name, o.Name)
+	}
+}
 
 // healthy are the facts of a node that has everything.
 func healthy() Facts {
@@ -99,6 +130,9 @@ func TestOnlyWhatIsConfiguredOrAskedForIsMissed(t *testing.T) {
 		"KVM, for Kata":                    {[]ID{KVM}, needs(t, nil, "kata"), Missing, 2, false},
 		"nftables, no network":             {[]ID{Nftables}, needs(t, nil), Note, 0, false},
 		"nftables, bridge":                 {[]ID{Nftables}, needs(t, network("bridge")), Missing, 2, false},
+		"egress bounds, no network":        {[]ID{Egress}, needs(t, nil), Note, 0, false},
+		"egress bounds, bridge":            {[]ID{Egress}, needs(t, network("bridge")), Missing, 2, false},
+		"connection tracking, cni":         {[]ID{Conntrack}, needs(t, network("cni")), Missing, 2, false},
 		"CNI, bridge":                      {[]ID{CNI}, needs(t, network("bridge")), Note, 0, false},
 		"CNI, cni":                         {[]ID{CNI}, needs(t, network("cni")), Missing, 2, false},
 		"overlay, the node's files":        {[]ID{Overlay}, needs(t, nil), Note, 0, false},
@@ -177,6 +211,8 @@ func TestEachDistributionGetsItsOwnRemedy(t *testing.T) {
 			[]string{"sysctl -w kernel.unprivileged_userns_clone=1"}},
 		"Ubuntu's AppArmor": {noble, both(sysctl(apparmorSwitch, "1"), refused(NestedNS, unix.EACCES)), NestedNS, Missing,
 			[]string{"userns", "apparmor_parser", "sysctl -w kernel.apparmor_restrict_unprivileged_userns=0"}},
+		"Ubuntu's AppArmor, which lets a namespace be made and takes its rights": {noble, both(sysctl(apparmorSwitch, "1"), refused(NestedProc, unix.EACCES)), NestedProc, Missing,
+			[]string{"userns", "apparmor_parser", "sysctl -w kernel.apparmor_restrict_unprivileged_userns=0"}},
 		"Ubuntu's AppArmor, where it does not reach receiptd": {noble, sysctl(apparmorSwitch, "1"), NestedNS, OK, nil},
 		"a kernel without PID namespaces":                     {alpine, refused(PidNS, unix.EINVAL), PidNS, Missing, []string{"boot a kernel", "CONFIG_PID_NS"}},
 		"SELinux":                                             {rocky, refused(NestedNS, unix.EACCES), NestedNS, Missing, []string{"audit log"}},
@@ -208,9 +244,12 @@ func TestEachDistributionGetsItsOwnRemedy(t *testing.T) {
 		"ptrace_scope 3":               {bookworm, sysctl("kernel.yama.ptrace_scope", "3"), Ptrace, Missing, []string{"reboot", "kernel.yama.ptrace_scope=2"}},
 		"ptrace_scope 2, without CAP_SYS_PTRACE": {bookworm, both(sysctl("kernel.yama.ptrace_scope", "2"), func(f *Facts) { f.Node.SysPtrace = false }), Ptrace, Missing,
 			[]string{"CAP_SYS_PTRACE"}},
-		"ptrace_scope 2":     {bookworm, sysctl("kernel.yama.ptrace_scope", "2"), Ptrace, OK, nil},
-		"lockdown":           {bookworm, func(f *Facts) { f.Node.Lockdown = "confidentiality" }, Lockdown, OK, nil},
-		"no seccomp":         {bookworm, refused(Seccomp, unix.EINVAL), Seccomp, Missing, []string{"CONFIG_SECCOMP_FILTER"}},
+		"ptrace_scope 2":         {bookworm, sysctl("kernel.yama.ptrace_scope", "2"), Ptrace, OK, nil},
+		"lockdown":               {bookworm, func(f *Facts) { f.Node.Lockdown = "confidentiality" }, Lockdown, OK, nil},
+		"no seccomp":             {bookworm, refused(Seccomp, unix.EINVAL), Seccomp, Missing, []string{"CONFIG_SECCOMP_FILTER"}},
+		"no connection tracking": {talosOS, refused(Conntrack, unix.ENOENT), Conntrack, Note, []string{`"modules":[{"name":"nf_conntrack_netlink"}]`, "CONFIG_NF_CT_NETLINK"}},
+		"no egress bounds": {bottle, refused(Egress, unix.ENOENT), Egress, Note,
+			[]string{"[settings.kernel.modules.nft_connlimit] allowed = true, autoload = true", "CONFIG_NETFILTER_NETLINK_LOG"}},
 		"no diagnostics":     {talosOS, refused(SockDestroy, unix.ENOENT), SockDestroy, Degraded, []string{`"modules":[{"name":"tcp_diag"},{"name":"udp_diag"}]`}},
 		"the same, Flatcar":  {flat, refused(SockDestroy, unix.ENOENT), SockDestroy, Degraded, []string{"modprobe -a tcp_diag udp_diag", "modules-load.d"}},
 		"the same, Debian":   {bookworm, refused(SockDestroy, unix.ENOENT), SockDestroy, Degraded, []string{"modprobe -a tcp_diag udp_diag"}},

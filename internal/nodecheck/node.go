@@ -43,10 +43,10 @@ func read(path string) string {
 	return strings.TrimSpace(string(b))
 }
 
-// readOS reads the node's os-release (os-release(5)). In a container it is the image's: a pod may have the node's mounted at
-// /host.
+// readOS reads the node's os-release (os-release(5)). In a container its own is the image's: a pod may have the node's mounted at
+// /host, or be in the node's PID namespace, whose process 1 has the node's root (elsewhere it has the container's own).
 func readOS() OS {
-	for _, path := range []string{"/host/etc/os-release", "/etc/os-release", "/usr/lib/os-release"} {
+	for _, path := range []string{"/host/etc/os-release", "/proc/1/root/etc/os-release", "/proc/1/root/usr/lib/os-release", "/etc/os-release", "/usr/lib/os-release"} {
 		if text := read(path); text != "" {
 			return ParseOSRelease(text)
 		}

@@ -234,12 +234,17 @@ func namespaceRemedy(id ID, fact Fact, n Node) string {
 	case n.Sysctls[debianSwitch] == "0":
 		return sysctl(n.OS, debianSwitch, "1")
 	case n.Sysctls[apparmorSwitch] == "1":
-		return "an AppArmor profile with the userns rule for the agent, receiptd and pid1 (abi <abi/4.0>, profile sandbox-agent /usr/local/bin/{sandbox-agent,receiptd,pid1} flags=(unconfined) { userns, } in /etc/apparmor.d, then apparmor_parser -r), or for all programs " +
-			sysctl(n.OS, apparmorSwitch, "0")
+		return appArmor(n)
 	case fact.Errno == unix.EPERM || fact.Errno == unix.EACCES:
 		return "something refuses it to the agent: its seccomp profile, an LSM (SELinux, AppArmor: see the audit log), or missing capabilities"
 	}
 	return ""
+}
+
+// appArmor: Ubuntu lets such a namespace be made, and takes away what its maker could do in it, or refuses it (apparmor.d(5), userns).
+func appArmor(n Node) string {
+	return "an AppArmor profile with the userns rule for the agent, receiptd and pid1 (abi <abi/4.0>, profile sandbox-agent /usr/local/bin/{sandbox-agent,receiptd,pid1} flags=(unconfined) { userns, } in /etc/apparmor.d, then apparmor_parser -r), or for all programs " +
+		sysctl(n.OS, apparmorSwitch, "0")
 }
 
 func row(id ID) Feature {
@@ -268,6 +273,8 @@ func procRemedy(fact Fact, n Node) string {
 		return "parts of the agent's /proc are covered (" + strings.Join(n.Masked, ", ") + "): unmount them for the agent (systemd: no ProtectKernelTunables=, ProtectProc=, ProtectControlGroups=, InaccessiblePaths= below /proc; Docker: --security-opt systempaths=unconfined)"
 	case refusedByFilter(fact, n):
 		return unconfined(n)
+	case n.Sysctls[apparmorSwitch] == "1" && (fact.Errno == unix.EPERM || fact.Errno == unix.EACCES):
+		return appArmor(n)
 	}
 	return ""
 }
