@@ -182,7 +182,10 @@ func TestP10NothingOfTheNodeIsReachedOverANetwork(t *testing.T) {
 			for _, a := range other.Addresses {
 				closed = append(closed, l.serve(other.Namespace, "tcp "+a.String()+" 8000", "udp "+a.String()+" 8000")...)
 			}
-			closed = append(closed, "tcp ::ffff:"+netlab.NodeAddr+" 9000", "tcp ::ffff:"+netlab.Metadata+" 80")
+			closed = append(closed, "tcp ::ffff:"+netlab.NodeAddr+" 9000", "udp ::ffff:"+netlab.NodeAddr+" 9000", "tcp ::ffff:"+netlab.Metadata+" 80")
+			if mode == CNI { // its gateway is the node
+				closed = append(closed, l.serve(l.Node, "tcp 10.77.0.1 9000", "udp 10.77.0.1 9000")...)
+			}
 			// What kube-proxy does: a service's address leads to the node, or to a kubelet elsewhere.
 			nft(t, `table ip lab { chain pre { type nat hook prerouting priority dstnat;
 				ip daddr 192.0.2.50 tcp dport 443 dnat to `+netlab.NodeAddr+`:9000

@@ -17,6 +17,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/sandbox-agent/sandbox-agent/internal/testkit"
 	"github.com/sandbox-agent/sandbox-agent/internal/testkit/netlab"
 	"github.com/sandbox-agent/sandbox-agent/pkg/egress"
 )
@@ -375,13 +376,17 @@ func TestCanariesHearTheSandboxThatReachesThem(t *testing.T) {
 		require.NoError(t, err)
 		var targets []string
 		for _, a := range c.Targets() {
+			if a.Network == "unix" || a.Address.Addr().Unmap().String() == netlab.Metadata || a.Address.Addr().String() == netlab.Metadata6 {
+				continue // no shell's, and the cloud's
+			}
 			targets = append(targets, a.Network+" "+a.Address.Addr().String()+" "+strconv.Itoa(int(a.Address.Port()))+" "+a.Token)
 		}
 		require.Contains(t, strings.Join(targets, "\n"), "tcp "+netlab.NodeAddr+" 10250 ", "what listens already is its own canary")
 		require.Contains(t, strings.Join(targets, "\n"), "udp "+netlab.NodeAddr6+" 5000 ")
+		require.Contains(t, strings.Join(targets, "\n"), "tcp ::ffff:"+netlab.NodeAddr+" 10250 ", "and as a socket of IPv6 reaches it")
 		script := `while read -r k a p t; do { echo $t >&9; } 9<>/dev/$k/$a/$p; done 2>/dev/null`
 		cmd := l.Command(rec.Namespace, "bash", "-c", script)
-		cmd.Stdin = strings.NewReader(strings.Join(targets[:len(targets)-2], "\n") + "\n") // without the cloud's
+		cmd.Stdin = strings.NewReader(strings.Join(targets, "\n") + "\n")
 		_ = cmd.Run()
 		reached, err := c.Close()
 		require.NoError(t, err)
@@ -396,6 +401,33 @@ func TestCanariesHearTheSandboxThatReachesThem(t *testing.T) {
 	l.restore()
 	_, err := l.Canaries("sb-none")
 	require.ErrorIs(t, err, ErrNotFound)
+}
+
+func TestAnAbstractCanaryIsHeardOfInItsOwnNetworkNamespaceOnly(t *testing.T) {
+	testkit.Need(t, testkit.Root, testkit.Program("python3"), testkit.Program("unshare"))
+	const dial = `import socket, sys
+s = socket.socket(socket.AF_UNIX)
+try: s.connect("\0" + sys.argv[1][1:]); s.send(sys.argv[2].encode()); print("reached")
+except OSError as e: print(e.strerror)`
+	for within, want := range map[string]string{"the node's": "reached\n", "another": "Connection refused\n"} {
+		c, err := UnixCanary()
+		require.NoError(t, err)
+		require.Len(t, c.Targets(), 1)
+		args := []string{"python3", "-c", dial, c.Targets()[0].Name, c.Targets()[0].Token}
+		if within == "another" {
+			args = append([]string{"unshare", "-n"}, args...)
+		}
+		out, err := exec.Command(args[0], args[1:]...).CombinedOutput()
+		require.NoError(t, err, string(out))
+		require.Equal(t, want, string(out), within)
+		reached, err := c.Close()
+		require.NoError(t, err)
+		if within == "another" {
+			require.Empty(t, reached)
+		} else {
+			require.Equal(t, []string{c.Targets()[0].String()}, reached)
+		}
+	}
 }
 
 func TestCanariesHearWhatHasArrivedWhenTheyAreClosed(t *testing.T) {
