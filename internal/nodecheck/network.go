@@ -200,6 +200,10 @@ var ruleKinds = []ruleKind{
 		return addRule(c, probeChain, &expr.Ct{Register: 1, Key: expr.CtKeySTATE},
 			&expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: binaryutil.NativeEndian.PutUint32(0)}, &expr.Verdict{Kind: expr.VerdictAccept})
 	}},
+	{"reject", probeTable, false, func(c *nftables.Conn) error {
+		return addRule(c, probeChain, &expr.Meta{Key: expr.MetaKeyL4PROTO, Register: 1}, &expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte{unix.IPPROTO_TCP}},
+			&expr.Reject{Type: unix.NFT_REJECT_TCP_RST})
+	}},
 	{"nat", probeTable, false, func(c *nftables.Conn) error {
 		c.AddChain(probeNAT)
 		return addRule(c, probeNAT, &expr.Masq{})
