@@ -17,7 +17,7 @@ REPO ?= $(CURDIR)
 BIN ?= bin
 FUZZTIME ?= 20s
 
-.PHONY: help setup build demo test test-long test-kernel test-kernel-all test-kata test-kata-vm test-git runtimes kube bench lint generate generate-check fuzz clean FORCE
+.PHONY: help setup build demo test test-long test-kernel test-kernel-all test-kata test-kata-vm test-git runtimes kube image bench lint generate generate-check fuzz clean FORCE
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -90,6 +90,11 @@ runtimes: ## build the containerd, runc, CNI plugins and gVisor that tests start
 kube: ## build the Kubernetes that tests/e2e/kube starts (once, 6 minutes; without it these tests are skipped)
 	@scripts/setup.sh build kube
 	@scripts/kube.sh
+
+image: ## the images of the sandbox and of the agent, without Docker: bin/images, and each tool run in a sandbox (docs/images.md)
+	@scripts/need-root.sh "make image"
+	@scripts/setup.sh build image
+	@scripts/image.sh -o $(BIN)/images
 
 bench: ## measure against bare bash, the durable floor, bwrap, runc and crun (BENCHFLAGS: see go run ./bench -h)
 	@scripts/need-root.sh "make bench"

@@ -21,6 +21,7 @@ lint=("${build[@]}" shellcheck:shellcheck)
 generate=("${build[@]}" npm:npm)
 kernel=("${test[@]}" qemu-system-x86_64:qemu-system-x86 modprobe:kmod mkfs.ext4:e2fsprogs xz:xz-utils zstd:zstd lz4:lz4)
 kube=("${test[@]}" openssl:openssl sysctl:procps)
+image=("${build[@]}" bwrap:bubblewrap jq:jq dpkg-deb:dpkg)
 runtimes=("${build[@]}" pkg-config:pkg-config iptables:iptables)
 
 # Files that no command stands for: the C headers and the certificates.
@@ -43,6 +44,10 @@ for kind in "$@"; do
     generate) need_commands "${generate[@]}" ;;
     kernel) need_commands "${kernel[@]}" ;;
     kube) need_commands "${kube[@]}" ;;
+    image)
+      need_commands "${image[@]}"
+      files+=(/usr/share/keyrings/debian-archive-keyring.gpg:debian-archive-keyring)
+      ;;
     runtimes)
       need_commands "${runtimes[@]}"
       files+=(/usr/include/seccomp.h:libseccomp-dev) # runc links it

@@ -249,7 +249,7 @@ func TestTheMCPServerCanStartNoProcess(t *testing.T) {
 }
 
 func TestWhatNeedsRootAsksForItBeforeItBuildsAnything(t *testing.T) {
-	for _, target := range []string{"demo", "test", "test-long", "test-kernel", "test-kata", "test-kata-vm", "bench"} {
+	for _, target := range []string{"demo", "test", "test-long", "test-kernel", "test-kata", "test-kata-vm", "image", "bench"} {
 		cmd := exec.Command("make", "--dry-run", target)
 		cmd.Dir = root(t)
 		out, err := cmd.CombinedOutput()
