@@ -6,7 +6,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -35,11 +34,11 @@ type Daemon struct {
 	path  string // PATH of it and its shims
 	cmd   *exec.Cmd
 	ended chan struct{}
-	kept  []string // of gVisor's namespaces those that were there before
 }
 
-// gVisorNetns are the empty network namespaces that gVisor's runsc makes once for each of containerd's namespaces, and keeps.
-const gVisorNetns = "/run/containerd/runsc/*/null-netns"
+// gVisorStates are where gVisor's shim has runsc keep its state: a folder for each of containerd's namespaces. In it runsc makes an
+// empty network namespace once, and keeps it.
+const gVisorStates, gVisorNetns = "/run/containerd/runsc/*", "null-netns"
 
 // Start starts a containerd with the given parts of scripts/containerd.sh in its PATH. Without them the test is skipped, or
 // fails where tests must run.
@@ -57,7 +56,6 @@ func StartOn(t testing.TB, root string, parts ...string) *Daemon {
 	if d.root == "" {
 		d.root = filepath.Join(d.dir, "root")
 	}
-	d.kept, _ = filepath.Glob(gVisorNetns)
 	require.NoError(t, os.WriteFile(d.config(), []byte(fmt.Sprintf(config, d.dir, d.Address, d.root)), 0o600))
 	t.Cleanup(d.end)
 	d.Serve()
@@ -207,18 +205,31 @@ func (d *Daemon) end() {
 			break
 		}
 	}
-	made, _ := filepath.Glob(gVisorNetns)
-	for _, path := range made {
-		if !slices.Contains(d.kept, path) {
-			_ = syscall.Unmount(path, syscall.MNT_DETACH)
-			_ = os.RemoveAll(filepath.Dir(path))
-		}
-	}
+	d.endGVisor()
 	mounts, _ := os.ReadFile("/proc/self/mounts")
 	for line := range strings.Lines(string(mounts)) {
 		if f := strings.Fields(line); len(f) > 1 && strings.HasPrefix(f[1], d.dir) {
 			d.T.Errorf("a mount is left: %s", f[1])
 			_ = syscall.Unmount(f[1], syscall.MNT_DETACH)
+		}
+	}
+}
+
+// endGVisor fails the test for state of runsc's that is left of this containerd's sandboxes, and takes runsc's network namespace
+// away where nobody has a sandbox: the folder is shared by all containerds of the machine.
+func (d *Daemon) endGVisor() {
+	folders, _ := filepath.Glob(gVisorStates)
+	for _, folder := range folders {
+		states, _ := filepath.Glob(filepath.Join(folder, "*.state"))
+		for _, path := range states {
+			if b, _ := os.ReadFile(path); strings.Contains(string(b), d.dir+"/") {
+				d.T.Errorf("state of runsc's is left: %s", path)
+			}
+		}
+		if len(states) == 0 {
+			_ = syscall.Unmount(filepath.Join(folder, gVisorNetns), syscall.MNT_DETACH)
+			_ = os.Remove(filepath.Join(folder, gVisorNetns))
+			_ = os.Remove(folder) // unless something else is in it
 		}
 	}
 }
