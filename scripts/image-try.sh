@@ -3,10 +3,10 @@
 # as its read-only root file system, an unprivileged uid, no capabilities, and a worktree with nothing in it. Fails when one
 # doesn't work.
 #
-#   scripts/image-try.sh IMAGES         the folder that scripts/image.sh made
+#   scripts/image-try.sh IMAGES [TOOLS]         the folder that scripts/image.sh made, and another list than rootfs/tools
 set -euo pipefail
 cd "$(dirname "$0")/.."
-images=$1
+images=$1 tools=${2:-rootfs/tools}
 
 die() {
   printf 'image-try: %s\n' "$*" >&2
@@ -77,6 +77,6 @@ while IFS=$'\t' read -r name command; do
     printf '  %-16s FAILS: %s\n' "$name" "$output" >&2
     failed+=("$name")
   fi
-done <rootfs/tools
+done <"$tools"
 "$cli" session delete "$session" >/dev/null
 [ ${#failed[@]} = 0 ] || die "these don't work in a sandbox: ${failed[*]}"
