@@ -96,8 +96,8 @@ var gvisorConcedes = []runtime.Concession{
 	},
 	{
 		Promise: "P9", What: "pid1 is not visible",
-		Why: "gVisor's /proc has no hidepid: a command sees that there is a process 1, and its name. It has another uid, so a command can't signal or trace it, " +
-			"nor read its memory or environment.",
+		Why: "gVisor's /proc has no hidepid: a command sees that there is a process 1, its name, the numbers of its descriptors and of its namespaces. It has another uid, " +
+			"so a command can't signal or trace it, nor read its memory or environment, nor see what its descriptors lead to.",
 	},
 	{
 		Promise: "P16", What: "a command that reaches its memory limit ends alone",
