@@ -5,7 +5,6 @@ import (
 	"os"
 	"os/exec"
 	"regexp"
-	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -55,36 +54,56 @@ func (r *result) vary(name, verdict string) {
 	r.variations[name] = verdict
 }
 
-// section is a kernel's in the document.
-func (r *result) section() string {
+// section is a kernel's in the document. What was not run now stays as it was, if it was the same kernel.
+func (r *result) section(was string) string {
 	var b strings.Builder
-	part := "the part of every run"
-	if r.full {
-		part = "everything"
+	linux := fmt.Sprintf("Linux %s.", r.kernel.Version)
+	if !strings.Contains(was, "\n"+linux+"\n") {
+		was = ""
 	}
-	fmt.Fprintf(&b, "## %s\n\nLinux %s, run on %s, %s.\n\n", r.kernel.Name, r.kernel.Version, r.began.UTC().Format(time.DateOnly), part)
+	fmt.Fprintf(&b, "## %s\n\n%s\n\n", r.kernel.Name, linux)
 	b.WriteString("| package | suite | version | SHA-256 |\n|---|---|---|---|\n")
 	for _, p := range r.kernel.Packages {
 		fmt.Fprintf(&b, "| %s | %s | %s | `%s` |\n", p.Name, p.Suite, p.Version, p.SHA256)
 	}
-	b.WriteString("\n| tests of | result |\n|---|---|\n")
+	day := r.began.UTC().Format(time.DateOnly)
+	row := func(name, text string) {
+		switch old := rowOf(was, name); {
+		case text != "":
+			fmt.Fprintf(&b, "| %s | %s | %s |\n", name, text, day)
+		case old != "":
+			fmt.Fprintln(&b, old)
+		default:
+			fmt.Fprintf(&b, "| %s | not run | – |\n", name)
+		}
+	}
+	b.WriteString("\n| tests of | result | on |\n|---|---|---|\n")
 	for _, s := range suites {
-		text := "not run"
+		text := ""
 		if c, ran := r.suites[s.pkg]; ran {
 			text = c.String()
+			if !r.full {
+				text += " (the part of every run)"
+			}
 		}
-		fmt.Fprintf(&b, "| %s | %s |\n", s.pkg, text)
+		row(s.pkg, text)
 	}
-	b.WriteString("\n| node | result |\n|---|---|\n")
+	b.WriteString("\n| node | result | on |\n|---|---|---|\n")
 	for _, v := range variations {
-		text := r.variations[v.Name]
-		if text == "" {
-			text = "not run"
-		}
-		fmt.Fprintf(&b, "| %s | %s |\n", v.Name, text)
+		row(v.Name, r.variations[v.Name])
 	}
 	b.WriteString("\n")
 	return b.String()
+}
+
+// rowOf is the line of a table that begins with a name.
+func rowOf(part, name string) string {
+	for line := range strings.Lines(part) {
+		if strings.HasPrefix(line, "| "+name+" | ") {
+			return strings.TrimSpace(line)
+		}
+	}
+	return ""
 }
 
 // head is the part of the document before the kernels.
@@ -94,7 +113,7 @@ func head() string {
 
 Written by the tests themselves (` + "`make test-kernel-all`, tests/kernel" + `): what ran on which kernel, when, and what came of it. Each
 kernel boots under qemu's software emulation with pure cgroup v2, the product's own programs, the embedded runtime and Git. A
-kernel's part is replaced when it is run again.
+result stays until the same is run again, or the kernel is a newer one.
 
 - ` + "`make test-kernel`" + `: the kernels of every run. ` + "`make test-kernel-all`" + `: all of them, whole suites, every variation.
 - ` + "`KERNELS=\"6.1 newest-rt\" make test-kernel`" + `: some. ` + "`KERNEL=/path/to/vmlinuz MODULES=/path/to/lib/modules/VERSION make test-kernel`" + `:
@@ -115,7 +134,7 @@ Not run:
 	for _, n := range notRun {
 		fmt.Fprintf(&b, "- %s: %s.\n", n.name, n.why)
 	}
-	b.WriteString("\nA test may be skipped in a guest where the kernel is older than what it is about, or because\n\n")
+	b.WriteString("\nA test may be skipped in a guest because\n\n")
 	for _, l := range guestLacks {
 		fmt.Fprintf(&b, "- %s (`%s`);\n", l.why, strings.ReplaceAll(l.reason, "|", "\\|"))
 	}
@@ -158,16 +177,13 @@ func (b *bench) write(t *testing.T) {
 	was, _ := os.ReadFile(document)
 	parts := sections(string(was))
 	for name, r := range b.results {
-		parts[name] = r.section()
+		parts[name] = r.section(parts[name])
 	}
 	require.NoError(t, os.WriteFile(document, []byte(render(parts)), 0o644))
 }
 
-var (
-	ranOn = regexp.MustCompile(`(?m)^Linux \S+, run on \d{4}-\d{2}-\d{2}, (everything|the part of every run)\.$`)
-	// cell is the last cell of a row of two, and checksums and versions in one of four.
-	cells = regexp.MustCompile(`(?m)^\| ([^|]+) \|.*\|$`)
-)
+// cells are what follows on the name in a row of three.
+var cells = regexp.MustCompile(`(?m)^\| ([^|]+) \| [^|]+ \| (?:\d{4}-\d{2}-\d{2}|–) \|$`)
 
 // shape is a kernel's part without what a run found.
 func shape(part string) string {
@@ -182,13 +198,12 @@ func TestTheDocumentIsOfTheseKernelsSuitesAndVariations(t *testing.T) {
 	require.True(t, strings.HasPrefix(text, head()), "docs/kernels.md begins otherwise: run make test-kernel-all, which writes it")
 	parts := sections(text)
 	require.Equal(t, render(parts), text, "kernels.txt has other kernels, or in another order: run make test-kernel-all")
-	want := shape((&result{suites: map[string]counts{}, variations: map[string]string{}}).section())
+	want := shape((&result{suites: map[string]counts{}, variations: map[string]string{}}).section(""))
 	for name, part := range parts {
 		if strings.Contains(part, "\nNot run yet.\n") {
-			require.False(t, slices.ContainsFunc(vm.List(), func(l vm.Listed) bool { return l.Name == name && l.Always }), "%s is a kernel of every run, and has never run", name)
 			continue
 		}
-		require.Regexp(t, ranOn, part, name)
+		require.Regexp(t, `(?m)^Linux \d+\.\d+\S+\.$`, part, name)
 		require.Regexp(t, "(?m)^\\| linux-[^|]+ \\| [^|]+ \\| [^|]+ \\| `[0-9a-f]{64}` \\|$", part, name)
 		require.Equal(t, want, shape(part), "%s has other suites or variations: run it again", name)
 		require.NotContains(t, part, "**", "a failure is none to be shipped")
@@ -198,17 +213,19 @@ func TestTheDocumentIsOfTheseKernelsSuitesAndVariations(t *testing.T) {
 
 func TestAResultStaysInTheDocumentUntilItsKernelRunsAgain(t *testing.T) {
 	r := &result{kernel: chosenKernel{Listed: vm.List()[1]}, began: time.Unix(0, 0), suites: map[string]counts{"pkg/mounts": {Passed: 3}}, variations: map[string]string{"as it is": "works"}}
-	first := render(map[string]string{r.kernel.Name: r.section()})
+	first := render(map[string]string{r.kernel.Name: r.section("")})
 	require.Equal(t, first, render(sections(first)))
-	require.Contains(t, first, "| pkg/mounts | 3 passed, 0 skipped |")
-	require.Contains(t, first, "| as it is | works |")
-	r.suites["pkg/mounts"] = counts{Passed: 3, Failed: 1}
-	parts := sections(first)
-	parts[r.kernel.Name] = r.section()
-	second := render(parts)
-	require.Contains(t, second, "**1 failed**")
+	require.Contains(t, first, "| pkg/mounts | 3 passed, 0 skipped (the part of every run) | 1970-01-01 |")
+	require.Contains(t, first, "| as it is | works | 1970-01-01 |")
+	part := sections(first)[r.kernel.Name]
+	r.suites["pkg/mounts"], r.variations, r.began, r.full = counts{Passed: 3, Failed: 1}, nil, time.Unix(1e9, 0), true
+	second := r.section(part)
+	require.Contains(t, second, "| pkg/mounts | **1 failed**, 3 passed, 0 skipped | 2001-09-09 |")
 	require.NotContains(t, second, "| pkg/mounts | 3 passed")
-	require.Equal(t, shape(sections(first)[r.kernel.Name]), shape(sections(second)[r.kernel.Name]))
+	require.Contains(t, second, "| as it is | works | 1970-01-01 |", "what was not run now")
+	require.Equal(t, shape(part), shape(second))
+	r.kernel.Version += ".1"
+	require.NotContains(t, r.section(part), "| as it is | works |", "of another kernel")
 }
 
 // What the matrix names is there: a package that has moved, or a choice that no test matches, would run nothing.
