@@ -219,7 +219,7 @@ func (c *Canaries) tcp(at netip.AddrPort) error {
 // unix opens a canary with an abstract name, which holds in this process's network namespace (unix(7)).
 func (c *Canaries) unix() error {
 	name := "@sandbox-agent-canary-" + rand.Text()
-	l, err := net.Listen("unix", name) //nolint:forbidigo // as above
+	l, err := net.Listen("unix", name)
 	if err != nil {
 		return fmt.Errorf("opening a canary at %s: %w", name, err)
 	}
