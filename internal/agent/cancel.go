@@ -175,9 +175,10 @@ func (s *session) hangUp(e *execution) {
 	}
 }
 
-// cancelBudget is how long a command may take to end once it was cancelled.
+// cancelBudget is how long a command may take to end once it was cancelled, or its time was over.
 func (e *execution) cancelBudget() time.Duration {
-	return e.session.agent.cfg.Limits.Grace.Std() + boundaryGrace
+	l := e.session.agent.cfg.Limits
+	return l.Grace.Std() + l.Boundary.Std()
 }
 
 // sooner is when an exec is given up: at limit, or when a cancel's time is over.

@@ -18,11 +18,8 @@ import (
 )
 
 const (
-	// boundaryGrace is how long the boundary may take after a command's time and its grace are over. A task in
-	// uninterruptible sleep (a dead NFS server) can hold it up without end; then it is reported, not waited for.
-	boundaryGrace = 60 * time.Second
-	infoWait      = 30 * time.Second
-	infoRetries   = 3
+	infoWait    = 30 * time.Second
+	infoRetries = 3
 )
 
 // execution is one exec from its request to its outcome. intent is complete once started is closed; result and err
@@ -349,7 +346,7 @@ func drain(stream receiptdv1.Receiptd_ExecClient) {
 
 // budget is how long an exec may take in all, counted from its start.
 func (e *execution) budget() time.Duration {
-	return time.Duration(e.intent.TimeoutMS)*time.Millisecond + e.session.agent.cfg.Limits.Grace.Std() + boundaryGrace
+	return time.Duration(e.intent.TimeoutMS)*time.Millisecond + e.cancelBudget()
 }
 
 // deadline is when a running exec is given up. After a restart the start is not known (queueing may have taken

@@ -211,6 +211,9 @@ type Limits struct {
 	TotalMemoryBytes int64 `json:"total_memory_bytes"`
 	// Grace is the time between SIGTERM and the end of a command whose time is up.
 	Grace Duration `json:"grace"`
+	// Boundary is how long the boundary may take after a command's time and its grace are over. A task in uninterruptible sleep (a
+	// dead NFS server), or a guest that hangs, can hold it up without end; then it is reported, not waited for.
+	Boundary Duration `json:"boundary"`
 }
 
 // Lifetime says when a sandbox is removed although nobody asked for it; the workspace stays. 0: never.
@@ -320,7 +323,7 @@ func Default(nodeMemory int64) Config {
 			},
 		},
 		Limits: Limits{
-			Timeout: Duration(2 * time.Minute), MaxTimeout: Duration(time.Hour), Grace: Duration(2 * time.Second),
+			Timeout: Duration(2 * time.Minute), MaxTimeout: Duration(time.Hour), Grace: Duration(2 * time.Second), Boundary: Duration(time.Minute),
 			OutputBytes: 262144, SpillBytes: 16 << 20, CommandBytes: maxCommandBytes, Pids: 512,
 			TmpBytes: gib, HomeBytes: gib, MemoryBytes: memoryDefault(nodeMemory), Queue: 16, Sessions: 256,
 		},

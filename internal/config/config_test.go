@@ -56,6 +56,7 @@ func TestWhatTheFileMustNotHoldIsNamed(t *testing.T) {
 		"limits: {pids: 3}\nlimits: {pids: 4}":                         {"limits"},
 		"limits: {timeout: 5}":                                         {"5", "90s"},
 		"runtime: {start_timeout: 1s}":                                 {"runtime.start_timeout", "1s", "10s to 30m0s"},
+		"limits: {boundary: 0s}":                                       {"limits.boundary", "0s", "1s to 10m0s"},
 		"limits: {timeout: 2h}":                                        {"limits.timeout", "2h0m0s", "1ms to 1h0m0s"},
 		"limits: {timeout: 0s}":                                        {"limits.timeout", "0s"},
 		"limits: {max_timeout: 48h}":                                   {"limits.max_timeout", "24h0m0s"},

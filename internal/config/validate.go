@@ -75,6 +75,7 @@ func (c *Config) ranges() []intRange {
 		d("limits.timeout", l.Timeout, time.Millisecond, l.MaxTimeout.Std()),
 		d("limits.max_timeout", l.MaxTimeout, time.Second, 24*time.Hour),
 		d("limits.grace", l.Grace, 0, time.Minute),
+		d("limits.boundary", l.Boundary, time.Second, 10*time.Minute),
 		{key: "limits.output_bytes", value: l.OutputBytes, low: 2, high: 16 << 20, unit: "bytes"},
 		{key: "limits.spill_bytes", value: l.SpillBytes, low: 0, high: 1 << 30, unit: "bytes (0: no files)"},
 		{key: "limits.command_bytes", value: l.CommandBytes, low: 1, high: maxCommandBytes, unit: "bytes"},
