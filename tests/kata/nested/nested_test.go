@@ -37,12 +37,16 @@ var runcTests = strings.Join([]string{
 	"^TestP5TheEndOfASandboxIsFoundThatContainerdMissed$", "^TestAnImageServesAsRootFileSystemByItsDigest$",
 }, "|")
 
+// needsRules are the tests of machines with a network: no kernel of Debian's has what the rules take (NFT_REJECT_NETDEV). What a
+// machine sends through a tap is tried against the rules in internal/network.
+const needsRules = "^TestP10AMachineReachesWhatItsNetworkLets"
+
 func TestOnEmulatedNodes(t *testing.T) {
 	p, dir := build(t)
 	for name, n := range map[string]node{
 		"Kata": {
-			suite: "tests/kata/vm", args: pattern(""), env: append(slow, "SANDBOX_TEST_KATA=1"), memory: 2560,
-			modules: append([]string{"tun", "fuse", "overlay", "sch_ingress", "cls_u32", "act_mirred"}, vm.NetworkModules...), add: addKata,
+			suite: "tests/kata/vm", args: append(pattern(""), "-test.skip", needsRules), env: append(slow, "SANDBOX_TEST_KATA=1"), memory: 2560,
+			modules: []string{"tun", "fuse", "overlay"}, add: addKata,
 		},
 		"Runc": {suite: "internal/runtime/containerd", args: pattern(runcTests), env: slow, memory: 2048, modules: []string{"overlay"}},
 	} {
