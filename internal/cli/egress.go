@@ -122,6 +122,9 @@ func runEgressProbe(ctx context.Context, c *cli.Command, session string) error {
 	if err := showProbes(c, probes); err != nil {
 		return err
 	}
+	if _, err := cl.Sessions.ReportEgressProbe(ctx, probeReport(session, probes)); err != nil {
+		return cl.Explain("telling the agent what the probe of session "+session+" has found", err)
+	}
 	if code := probeCode(probes); code != 0 {
 		return withCode(code, errSilent)
 	}
@@ -235,6 +238,16 @@ func showProbes(c *cli.Command, probes []probe) error {
 		fmt.Fprintf(w, "%s\t%s\t%s\t%s\n", holds, p.Check, p.Target, p.Detail)
 	}
 	return w.Flush()
+}
+
+// probeReport is what the agent counts; what a check is about, its exit code says.
+func probeReport(session string, probes []probe) *sandboxv1.ReportEgressProbeRequest {
+	about := map[int]string{exitProbeAllowed: "allowed", exitProbeOther: "other", exitProbeAddress: "address", exitProbeMetadata: "metadata", exitProbeManagement: "management"}
+	r := &sandboxv1.ReportEgressProbeRequest{SessionId: session}
+	for _, p := range probes {
+		r.Checks = append(r.Checks, &sandboxv1.EgressProbeCheck{Check: about[p.Code], Target: p.Target, Holds: p.Holds, Detail: p.Detail})
+	}
+	return r
 }
 
 // probeCode says which check does not hold.

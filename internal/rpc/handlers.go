@@ -70,6 +70,10 @@ func (h *sessions) GetEgress(_ context.Context, r *sandboxv1.GetEgressRequest) (
 	return h.agent.GetEgress(r)
 }
 
+func (h *sessions) ReportEgressProbe(_ context.Context, r *sandboxv1.ReportEgressProbeRequest) (*sandboxv1.ReportEgressProbeResponse, error) {
+	return &sandboxv1.ReportEgressProbeResponse{}, h.agent.ReportEgressProbe(r)
+}
+
 func (h *sessions) RetireSandbox(ctx context.Context, r *sandboxv1.RetireSandboxRequest) (*sandboxv1.RetireSandboxResponse, error) {
 	s, evidence, err := h.agent.RetireSandbox(ctx, r)
 	if err != nil {

@@ -71,7 +71,18 @@ func TestP10TheAgentsMetricsAreForItsNodeAndForNoCommand(t *testing.T) {
 	require.Positive(t, w.counted("network_sent_bytes_total"))
 	require.Positive(t, w.counted("memory_reserved_bytes"))
 
-	out, err := w.Command(w.Node, w.Program(node.Program()), "drain", "--socket", w.Socket).CombinedOutput()
+	require.InDelta(t, -1, w.counted(`egress_probe_holds{check="metadata"}`), 0, "there was none")
+	out, err := w.Command(w.Node, w.Program(node.Program()), "egress", "probe", s.GetSessionId(), "--socket", w.Socket).CombinedOutput()
+	require.NoError(t, err, string(out))
+	for _, check := range []string{"metadata", "management"} {
+		require.InDelta(t, 1, w.counted(`egress_probe_holds{check="`+check+`"}`), 0, check)
+	}
+	out, err = w.Command(w.Node, w.Program(node.Program()), "egress", "probe", s.GetSessionId(), "--management", netlab.Web+":80", "--socket", w.Socket).CombinedOutput()
+	require.ErrorContains(t, err, "exit status 15", string(out))
+	require.InDelta(t, 0, w.counted(`egress_probe_holds{check="management"}`), 0)
+	require.InDelta(t, 1, w.counted(`egress_probe_holds{check="metadata"}`), 0)
+
+	out, err = w.Command(w.Node, w.Program(node.Program()), "drain", "--socket", w.Socket).CombinedOutput()
 	require.NoError(t, err, string(out))
 	require.InDelta(t, 1, w.counted(`sandboxes_evicted_total{reason="drain"}`), 0)
 	require.InDelta(t, 0, w.counted(`sandboxes{runtime="embedded"}`), 0)

@@ -501,7 +501,7 @@ func (x ExecResult_Status) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use ExecResult_Status.Descriptor instead.
 func (ExecResult_Status) EnumDescriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{46, 0}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{49, 0}
 }
 
 type Workspace struct {
@@ -2852,6 +2852,168 @@ func (x *GetEgressResponse) GetManagement() []string {
 	return nil
 }
 
+type ReportEgressProbeRequest struct {
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	SessionId string                 `protobuf:"bytes,1,opt,name=session_id,json=sessionId,proto3" json:"session_id,omitempty"`
+	// 1 to 64.
+	Checks        []*EgressProbeCheck `protobuf:"bytes,2,rep,name=checks,proto3" json:"checks,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReportEgressProbeRequest) Reset() {
+	*x = ReportEgressProbeRequest{}
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[31]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReportEgressProbeRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReportEgressProbeRequest) ProtoMessage() {}
+
+func (x *ReportEgressProbeRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[31]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReportEgressProbeRequest.ProtoReflect.Descriptor instead.
+func (*ReportEgressProbeRequest) Descriptor() ([]byte, []int) {
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{31}
+}
+
+func (x *ReportEgressProbeRequest) GetSessionId() string {
+	if x != nil {
+		return x.SessionId
+	}
+	return ""
+}
+
+func (x *ReportEgressProbeRequest) GetChecks() []*EgressProbeCheck {
+	if x != nil {
+		return x.Checks
+	}
+	return nil
+}
+
+// EgressProbeCheck is one thing that a probe tried.
+type EgressProbeCheck struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// What it is about: "allowed", "other", "address", "metadata" or "management".
+	Check string `protobuf:"bytes,1,opt,name=check,proto3" json:"check,omitempty"`
+	// What was tried, as it goes into the log: up to 300 bytes.
+	Target string `protobuf:"bytes,2,opt,name=target,proto3" json:"target,omitempty"`
+	// Whether the policy held.
+	Holds bool `protobuf:"varint,3,opt,name=holds,proto3" json:"holds,omitempty"`
+	// What was seen: up to 300 bytes.
+	Detail        string `protobuf:"bytes,4,opt,name=detail,proto3" json:"detail,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *EgressProbeCheck) Reset() {
+	*x = EgressProbeCheck{}
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[32]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *EgressProbeCheck) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*EgressProbeCheck) ProtoMessage() {}
+
+func (x *EgressProbeCheck) ProtoReflect() protoreflect.Message {
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[32]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use EgressProbeCheck.ProtoReflect.Descriptor instead.
+func (*EgressProbeCheck) Descriptor() ([]byte, []int) {
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{32}
+}
+
+func (x *EgressProbeCheck) GetCheck() string {
+	if x != nil {
+		return x.Check
+	}
+	return ""
+}
+
+func (x *EgressProbeCheck) GetTarget() string {
+	if x != nil {
+		return x.Target
+	}
+	return ""
+}
+
+func (x *EgressProbeCheck) GetHolds() bool {
+	if x != nil {
+		return x.Holds
+	}
+	return false
+}
+
+func (x *EgressProbeCheck) GetDetail() string {
+	if x != nil {
+		return x.Detail
+	}
+	return ""
+}
+
+type ReportEgressProbeResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReportEgressProbeResponse) Reset() {
+	*x = ReportEgressProbeResponse{}
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[33]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReportEgressProbeResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReportEgressProbeResponse) ProtoMessage() {}
+
+func (x *ReportEgressProbeResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[33]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReportEgressProbeResponse.ProtoReflect.Descriptor instead.
+func (*ReportEgressProbeResponse) Descriptor() ([]byte, []int) {
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{33}
+}
+
 // EgressEntry is one destination of a list.
 type EgressEntry struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -2866,7 +3028,7 @@ type EgressEntry struct {
 
 func (x *EgressEntry) Reset() {
 	*x = EgressEntry{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[31]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2878,7 +3040,7 @@ func (x *EgressEntry) String() string {
 func (*EgressEntry) ProtoMessage() {}
 
 func (x *EgressEntry) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[31]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2891,7 +3053,7 @@ func (x *EgressEntry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EgressEntry.ProtoReflect.Descriptor instead.
 func (*EgressEntry) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{31}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *EgressEntry) GetDestination() string {
@@ -2927,7 +3089,7 @@ type RetireSandboxRequest struct {
 
 func (x *RetireSandboxRequest) Reset() {
 	*x = RetireSandboxRequest{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[32]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2939,7 +3101,7 @@ func (x *RetireSandboxRequest) String() string {
 func (*RetireSandboxRequest) ProtoMessage() {}
 
 func (x *RetireSandboxRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[32]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2952,7 +3114,7 @@ func (x *RetireSandboxRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RetireSandboxRequest.ProtoReflect.Descriptor instead.
 func (*RetireSandboxRequest) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{32}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *RetireSandboxRequest) GetSessionId() string {
@@ -2986,7 +3148,7 @@ type RetireSandboxResponse struct {
 
 func (x *RetireSandboxResponse) Reset() {
 	*x = RetireSandboxResponse{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[33]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2998,7 +3160,7 @@ func (x *RetireSandboxResponse) String() string {
 func (*RetireSandboxResponse) ProtoMessage() {}
 
 func (x *RetireSandboxResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[33]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3011,7 +3173,7 @@ func (x *RetireSandboxResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RetireSandboxResponse.ProtoReflect.Descriptor instead.
 func (*RetireSandboxResponse) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{33}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *RetireSandboxResponse) GetSession() *Session {
@@ -3038,7 +3200,7 @@ type DeleteSessionRequest struct {
 
 func (x *DeleteSessionRequest) Reset() {
 	*x = DeleteSessionRequest{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[34]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3050,7 +3212,7 @@ func (x *DeleteSessionRequest) String() string {
 func (*DeleteSessionRequest) ProtoMessage() {}
 
 func (x *DeleteSessionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[34]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3063,7 +3225,7 @@ func (x *DeleteSessionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteSessionRequest.ProtoReflect.Descriptor instead.
 func (*DeleteSessionRequest) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{34}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *DeleteSessionRequest) GetSessionId() string {
@@ -3089,7 +3251,7 @@ type DeleteSessionResponse struct {
 
 func (x *DeleteSessionResponse) Reset() {
 	*x = DeleteSessionResponse{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[35]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3101,7 +3263,7 @@ func (x *DeleteSessionResponse) String() string {
 func (*DeleteSessionResponse) ProtoMessage() {}
 
 func (x *DeleteSessionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[35]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3114,7 +3276,7 @@ func (x *DeleteSessionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteSessionResponse.ProtoReflect.Descriptor instead.
 func (*DeleteSessionResponse) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{35}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *DeleteSessionResponse) GetEvidence() *Evidence {
@@ -3138,7 +3300,7 @@ type DeleteWorkspaceRequest struct {
 
 func (x *DeleteWorkspaceRequest) Reset() {
 	*x = DeleteWorkspaceRequest{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[36]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3150,7 +3312,7 @@ func (x *DeleteWorkspaceRequest) String() string {
 func (*DeleteWorkspaceRequest) ProtoMessage() {}
 
 func (x *DeleteWorkspaceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[36]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3163,7 +3325,7 @@ func (x *DeleteWorkspaceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteWorkspaceRequest.ProtoReflect.Descriptor instead.
 func (*DeleteWorkspaceRequest) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{36}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *DeleteWorkspaceRequest) GetSessionId() string {
@@ -3205,7 +3367,7 @@ type DeleteWorkspaceResponse struct {
 
 func (x *DeleteWorkspaceResponse) Reset() {
 	*x = DeleteWorkspaceResponse{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[37]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3217,7 +3379,7 @@ func (x *DeleteWorkspaceResponse) String() string {
 func (*DeleteWorkspaceResponse) ProtoMessage() {}
 
 func (x *DeleteWorkspaceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[37]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3230,7 +3392,7 @@ func (x *DeleteWorkspaceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteWorkspaceResponse.ProtoReflect.Descriptor instead.
 func (*DeleteWorkspaceResponse) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{37}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *DeleteWorkspaceResponse) GetEvidence() *Evidence {
@@ -3262,7 +3424,7 @@ type WatchEventsRequest struct {
 
 func (x *WatchEventsRequest) Reset() {
 	*x = WatchEventsRequest{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[38]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3274,7 +3436,7 @@ func (x *WatchEventsRequest) String() string {
 func (*WatchEventsRequest) ProtoMessage() {}
 
 func (x *WatchEventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[38]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3287,7 +3449,7 @@ func (x *WatchEventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchEventsRequest.ProtoReflect.Descriptor instead.
 func (*WatchEventsRequest) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{38}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *WatchEventsRequest) GetSessionId() string {
@@ -3329,7 +3491,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[39]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3341,7 +3503,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[39]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3354,7 +3516,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{39}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *Event) GetCursor() string {
@@ -3415,7 +3577,7 @@ type WatchEventsResponse struct {
 
 func (x *WatchEventsResponse) Reset() {
 	*x = WatchEventsResponse{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[40]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3427,7 +3589,7 @@ func (x *WatchEventsResponse) String() string {
 func (*WatchEventsResponse) ProtoMessage() {}
 
 func (x *WatchEventsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[40]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3440,7 +3602,7 @@ func (x *WatchEventsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchEventsResponse.ProtoReflect.Descriptor instead.
 func (*WatchEventsResponse) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{40}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *WatchEventsResponse) GetEvent() *Event {
@@ -3471,7 +3633,7 @@ type OutputInfo struct {
 
 func (x *OutputInfo) Reset() {
 	*x = OutputInfo{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[41]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3483,7 +3645,7 @@ func (x *OutputInfo) String() string {
 func (*OutputInfo) ProtoMessage() {}
 
 func (x *OutputInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[41]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3496,7 +3658,7 @@ func (x *OutputInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OutputInfo.ProtoReflect.Descriptor instead.
 func (*OutputInfo) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{41}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *OutputInfo) GetBytes() uint64 {
@@ -3566,7 +3728,7 @@ type Usage struct {
 
 func (x *Usage) Reset() {
 	*x = Usage{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[42]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3578,7 +3740,7 @@ func (x *Usage) String() string {
 func (*Usage) ProtoMessage() {}
 
 func (x *Usage) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[42]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3591,7 +3753,7 @@ func (x *Usage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Usage.ProtoReflect.Descriptor instead.
 func (*Usage) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{42}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *Usage) GetUserCpu() *durationpb.Duration {
@@ -3651,7 +3813,7 @@ type NetworkUse struct {
 
 func (x *NetworkUse) Reset() {
 	*x = NetworkUse{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[43]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3663,7 +3825,7 @@ func (x *NetworkUse) String() string {
 func (*NetworkUse) ProtoMessage() {}
 
 func (x *NetworkUse) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[43]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3676,7 +3838,7 @@ func (x *NetworkUse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NetworkUse.ProtoReflect.Descriptor instead.
 func (*NetworkUse) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{43}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *NetworkUse) GetBytesOut() uint64 {
@@ -3727,7 +3889,7 @@ type Harvest struct {
 
 func (x *Harvest) Reset() {
 	*x = Harvest{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[44]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3739,7 +3901,7 @@ func (x *Harvest) String() string {
 func (*Harvest) ProtoMessage() {}
 
 func (x *Harvest) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[44]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3752,7 +3914,7 @@ func (x *Harvest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Harvest.ProtoReflect.Descriptor instead.
 func (*Harvest) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{44}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *Harvest) GetStatus() string {
@@ -3819,7 +3981,7 @@ type HarvestConflict struct {
 
 func (x *HarvestConflict) Reset() {
 	*x = HarvestConflict{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[45]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3831,7 +3993,7 @@ func (x *HarvestConflict) String() string {
 func (*HarvestConflict) ProtoMessage() {}
 
 func (x *HarvestConflict) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[45]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3844,7 +4006,7 @@ func (x *HarvestConflict) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HarvestConflict.ProtoReflect.Descriptor instead.
 func (*HarvestConflict) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{45}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *HarvestConflict) GetRef() string {
@@ -3932,7 +4094,7 @@ type ExecResult struct {
 
 func (x *ExecResult) Reset() {
 	*x = ExecResult{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[46]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3944,7 +4106,7 @@ func (x *ExecResult) String() string {
 func (*ExecResult) ProtoMessage() {}
 
 func (x *ExecResult) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[46]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3957,7 +4119,7 @@ func (x *ExecResult) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecResult.ProtoReflect.Descriptor instead.
 func (*ExecResult) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{46}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *ExecResult) GetExecId() string {
@@ -4168,7 +4330,7 @@ type ExecRequest struct {
 
 func (x *ExecRequest) Reset() {
 	*x = ExecRequest{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[47]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4180,7 +4342,7 @@ func (x *ExecRequest) String() string {
 func (*ExecRequest) ProtoMessage() {}
 
 func (x *ExecRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[47]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4193,7 +4355,7 @@ func (x *ExecRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecRequest.ProtoReflect.Descriptor instead.
 func (*ExecRequest) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{47}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *ExecRequest) GetSessionId() string {
@@ -4268,7 +4430,7 @@ type ExecResponse struct {
 
 func (x *ExecResponse) Reset() {
 	*x = ExecResponse{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[48]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4280,7 +4442,7 @@ func (x *ExecResponse) String() string {
 func (*ExecResponse) ProtoMessage() {}
 
 func (x *ExecResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[48]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4293,7 +4455,7 @@ func (x *ExecResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecResponse.ProtoReflect.Descriptor instead.
 func (*ExecResponse) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{48}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *ExecResponse) GetResult() *ExecResult {
@@ -4315,7 +4477,7 @@ type StreamExecRequest struct {
 
 func (x *StreamExecRequest) Reset() {
 	*x = StreamExecRequest{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[49]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4327,7 +4489,7 @@ func (x *StreamExecRequest) String() string {
 func (*StreamExecRequest) ProtoMessage() {}
 
 func (x *StreamExecRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[49]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4340,7 +4502,7 @@ func (x *StreamExecRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StreamExecRequest.ProtoReflect.Descriptor instead.
 func (*StreamExecRequest) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{49}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *StreamExecRequest) GetExec() *ExecRequest {
@@ -4378,7 +4540,7 @@ type OutputChunk struct {
 
 func (x *OutputChunk) Reset() {
 	*x = OutputChunk{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[50]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4390,7 +4552,7 @@ func (x *OutputChunk) String() string {
 func (*OutputChunk) ProtoMessage() {}
 
 func (x *OutputChunk) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[50]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4403,7 +4565,7 @@ func (x *OutputChunk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OutputChunk.ProtoReflect.Descriptor instead.
 func (*OutputChunk) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{50}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *OutputChunk) GetStream() Stream {
@@ -4444,7 +4606,7 @@ type ExecStarted struct {
 
 func (x *ExecStarted) Reset() {
 	*x = ExecStarted{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[51]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4456,7 +4618,7 @@ func (x *ExecStarted) String() string {
 func (*ExecStarted) ProtoMessage() {}
 
 func (x *ExecStarted) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[51]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4469,7 +4631,7 @@ func (x *ExecStarted) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecStarted.ProtoReflect.Descriptor instead.
 func (*ExecStarted) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{51}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *ExecStarted) GetExecId() string {
@@ -4500,7 +4662,7 @@ type StreamExecResponse struct {
 
 func (x *StreamExecResponse) Reset() {
 	*x = StreamExecResponse{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[52]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4512,7 +4674,7 @@ func (x *StreamExecResponse) String() string {
 func (*StreamExecResponse) ProtoMessage() {}
 
 func (x *StreamExecResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[52]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4525,7 +4687,7 @@ func (x *StreamExecResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StreamExecResponse.ProtoReflect.Descriptor instead.
 func (*StreamExecResponse) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{52}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *StreamExecResponse) GetEvent() isStreamExecResponse_Event {
@@ -4595,7 +4757,7 @@ type GetExecRequest struct {
 
 func (x *GetExecRequest) Reset() {
 	*x = GetExecRequest{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[53]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4607,7 +4769,7 @@ func (x *GetExecRequest) String() string {
 func (*GetExecRequest) ProtoMessage() {}
 
 func (x *GetExecRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[53]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4620,7 +4782,7 @@ func (x *GetExecRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetExecRequest.ProtoReflect.Descriptor instead.
 func (*GetExecRequest) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{53}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *GetExecRequest) GetSessionId() string {
@@ -4655,7 +4817,7 @@ type GetExecResponse struct {
 
 func (x *GetExecResponse) Reset() {
 	*x = GetExecResponse{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[54]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4667,7 +4829,7 @@ func (x *GetExecResponse) String() string {
 func (*GetExecResponse) ProtoMessage() {}
 
 func (x *GetExecResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[54]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4680,7 +4842,7 @@ func (x *GetExecResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetExecResponse.ProtoReflect.Descriptor instead.
 func (*GetExecResponse) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{54}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *GetExecResponse) GetState() ExecState {
@@ -4708,7 +4870,7 @@ type ListExecsRequest struct {
 
 func (x *ListExecsRequest) Reset() {
 	*x = ListExecsRequest{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[55]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4720,7 +4882,7 @@ func (x *ListExecsRequest) String() string {
 func (*ListExecsRequest) ProtoMessage() {}
 
 func (x *ListExecsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[55]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4733,7 +4895,7 @@ func (x *ListExecsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListExecsRequest.ProtoReflect.Descriptor instead.
 func (*ListExecsRequest) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{55}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *ListExecsRequest) GetSessionId() string {
@@ -4771,7 +4933,7 @@ type ExecSummary struct {
 
 func (x *ExecSummary) Reset() {
 	*x = ExecSummary{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[56]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4783,7 +4945,7 @@ func (x *ExecSummary) String() string {
 func (*ExecSummary) ProtoMessage() {}
 
 func (x *ExecSummary) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[56]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4796,7 +4958,7 @@ func (x *ExecSummary) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecSummary.ProtoReflect.Descriptor instead.
 func (*ExecSummary) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{56}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *ExecSummary) GetExecId() string {
@@ -4851,7 +5013,7 @@ type ListExecsResponse struct {
 
 func (x *ListExecsResponse) Reset() {
 	*x = ListExecsResponse{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[57]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4863,7 +5025,7 @@ func (x *ListExecsResponse) String() string {
 func (*ListExecsResponse) ProtoMessage() {}
 
 func (x *ListExecsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[57]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4876,7 +5038,7 @@ func (x *ListExecsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListExecsResponse.ProtoReflect.Descriptor instead.
 func (*ListExecsResponse) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{57}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *ListExecsResponse) GetExecs() []*ExecSummary {
@@ -4904,7 +5066,7 @@ type CancelExecRequest struct {
 
 func (x *CancelExecRequest) Reset() {
 	*x = CancelExecRequest{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[58]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4916,7 +5078,7 @@ func (x *CancelExecRequest) String() string {
 func (*CancelExecRequest) ProtoMessage() {}
 
 func (x *CancelExecRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[58]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4929,7 +5091,7 @@ func (x *CancelExecRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelExecRequest.ProtoReflect.Descriptor instead.
 func (*CancelExecRequest) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{58}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *CancelExecRequest) GetSessionId() string {
@@ -4962,7 +5124,7 @@ type CancelExecResponse struct {
 
 func (x *CancelExecResponse) Reset() {
 	*x = CancelExecResponse{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[59]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4974,7 +5136,7 @@ func (x *CancelExecResponse) String() string {
 func (*CancelExecResponse) ProtoMessage() {}
 
 func (x *CancelExecResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[59]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4987,7 +5149,7 @@ func (x *CancelExecResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelExecResponse.ProtoReflect.Descriptor instead.
 func (*CancelExecResponse) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{59}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *CancelExecResponse) GetResult() *ExecResult {
@@ -5011,7 +5173,7 @@ type GitRequest struct {
 
 func (x *GitRequest) Reset() {
 	*x = GitRequest{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[60]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5023,7 +5185,7 @@ func (x *GitRequest) String() string {
 func (*GitRequest) ProtoMessage() {}
 
 func (x *GitRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[60]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5036,7 +5198,7 @@ func (x *GitRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GitRequest.ProtoReflect.Descriptor instead.
 func (*GitRequest) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{60}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *GitRequest) GetSessionId() string {
@@ -5082,7 +5244,7 @@ type GitResponse struct {
 
 func (x *GitResponse) Reset() {
 	*x = GitResponse{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[61]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5094,7 +5256,7 @@ func (x *GitResponse) String() string {
 func (*GitResponse) ProtoMessage() {}
 
 func (x *GitResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[61]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5107,7 +5269,7 @@ func (x *GitResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GitResponse.ProtoReflect.Descriptor instead.
 func (*GitResponse) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{61}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *GitResponse) GetExitCode() int32 {
@@ -5155,7 +5317,7 @@ type HarvestRequest struct {
 
 func (x *HarvestRequest) Reset() {
 	*x = HarvestRequest{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[62]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5167,7 +5329,7 @@ func (x *HarvestRequest) String() string {
 func (*HarvestRequest) ProtoMessage() {}
 
 func (x *HarvestRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[62]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5180,7 +5342,7 @@ func (x *HarvestRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HarvestRequest.ProtoReflect.Descriptor instead.
 func (*HarvestRequest) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{62}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *HarvestRequest) GetSessionId() string {
@@ -5206,7 +5368,7 @@ type HarvestResponse struct {
 
 func (x *HarvestResponse) Reset() {
 	*x = HarvestResponse{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[63]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5218,7 +5380,7 @@ func (x *HarvestResponse) String() string {
 func (*HarvestResponse) ProtoMessage() {}
 
 func (x *HarvestResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[63]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5231,7 +5393,7 @@ func (x *HarvestResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HarvestResponse.ProtoReflect.Descriptor instead.
 func (*HarvestResponse) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{63}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *HarvestResponse) GetHarvest() *Harvest {
@@ -5251,7 +5413,7 @@ type CheckNodeRequest struct {
 
 func (x *CheckNodeRequest) Reset() {
 	*x = CheckNodeRequest{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[64]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5263,7 +5425,7 @@ func (x *CheckNodeRequest) String() string {
 func (*CheckNodeRequest) ProtoMessage() {}
 
 func (x *CheckNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[64]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5276,7 +5438,7 @@ func (x *CheckNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckNodeRequest.ProtoReflect.Descriptor instead.
 func (*CheckNodeRequest) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{64}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *CheckNodeRequest) GetRuntimes() []string {
@@ -5311,7 +5473,7 @@ type NodeCheck struct {
 
 func (x *NodeCheck) Reset() {
 	*x = NodeCheck{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[65]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5323,7 +5485,7 @@ func (x *NodeCheck) String() string {
 func (*NodeCheck) ProtoMessage() {}
 
 func (x *NodeCheck) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[65]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5336,7 +5498,7 @@ func (x *NodeCheck) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeCheck.ProtoReflect.Descriptor instead.
 func (*NodeCheck) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{65}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *NodeCheck) GetFeature() string {
@@ -5425,7 +5587,7 @@ type CheckNodeResponse struct {
 
 func (x *CheckNodeResponse) Reset() {
 	*x = CheckNodeResponse{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[66]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5437,7 +5599,7 @@ func (x *CheckNodeResponse) String() string {
 func (*CheckNodeResponse) ProtoMessage() {}
 
 func (x *CheckNodeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[66]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5450,7 +5612,7 @@ func (x *CheckNodeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckNodeResponse.ProtoReflect.Descriptor instead.
 func (*CheckNodeResponse) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{66}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *CheckNodeResponse) GetChecks() []*NodeCheck {
@@ -5500,7 +5662,7 @@ type RuntimeStatus struct {
 
 func (x *RuntimeStatus) Reset() {
 	*x = RuntimeStatus{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[67]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5512,7 +5674,7 @@ func (x *RuntimeStatus) String() string {
 func (*RuntimeStatus) ProtoMessage() {}
 
 func (x *RuntimeStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[67]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5525,7 +5687,7 @@ func (x *RuntimeStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RuntimeStatus.ProtoReflect.Descriptor instead.
 func (*RuntimeStatus) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{67}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *RuntimeStatus) GetName() string {
@@ -5588,7 +5750,7 @@ type DrainNodeRequest struct {
 
 func (x *DrainNodeRequest) Reset() {
 	*x = DrainNodeRequest{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[68]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5600,7 +5762,7 @@ func (x *DrainNodeRequest) String() string {
 func (*DrainNodeRequest) ProtoMessage() {}
 
 func (x *DrainNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[68]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5613,7 +5775,7 @@ func (x *DrainNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainNodeRequest.ProtoReflect.Descriptor instead.
 func (*DrainNodeRequest) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{68}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *DrainNodeRequest) GetTimeoutSeconds() float64 {
@@ -5635,7 +5797,7 @@ type DrainedSession struct {
 
 func (x *DrainedSession) Reset() {
 	*x = DrainedSession{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[69]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5647,7 +5809,7 @@ func (x *DrainedSession) String() string {
 func (*DrainedSession) ProtoMessage() {}
 
 func (x *DrainedSession) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[69]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5660,7 +5822,7 @@ func (x *DrainedSession) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainedSession.ProtoReflect.Descriptor instead.
 func (*DrainedSession) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{69}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *DrainedSession) GetSessionId() string {
@@ -5693,7 +5855,7 @@ type DrainNodeResponse struct {
 
 func (x *DrainNodeResponse) Reset() {
 	*x = DrainNodeResponse{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[70]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5705,7 +5867,7 @@ func (x *DrainNodeResponse) String() string {
 func (*DrainNodeResponse) ProtoMessage() {}
 
 func (x *DrainNodeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[70]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5718,7 +5880,7 @@ func (x *DrainNodeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainNodeResponse.ProtoReflect.Descriptor instead.
 func (*DrainNodeResponse) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{70}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *DrainNodeResponse) GetSessions() []*DrainedSession {
@@ -5736,7 +5898,7 @@ type GetNodeInfoRequest struct {
 
 func (x *GetNodeInfoRequest) Reset() {
 	*x = GetNodeInfoRequest{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[71]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5748,7 +5910,7 @@ func (x *GetNodeInfoRequest) String() string {
 func (*GetNodeInfoRequest) ProtoMessage() {}
 
 func (x *GetNodeInfoRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[71]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5761,7 +5923,7 @@ func (x *GetNodeInfoRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetNodeInfoRequest.ProtoReflect.Descriptor instead.
 func (*GetNodeInfoRequest) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{71}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{74}
 }
 
 type GetNodeInfoResponse struct {
@@ -5784,7 +5946,7 @@ type GetNodeInfoResponse struct {
 
 func (x *GetNodeInfoResponse) Reset() {
 	*x = GetNodeInfoResponse{}
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[72]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5796,7 +5958,7 @@ func (x *GetNodeInfoResponse) String() string {
 func (*GetNodeInfoResponse) ProtoMessage() {}
 
 func (x *GetNodeInfoResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sandbox_v1_sandbox_proto_msgTypes[72]
+	mi := &file_sandbox_v1_sandbox_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5809,7 +5971,7 @@ func (x *GetNodeInfoResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetNodeInfoResponse.ProtoReflect.Descriptor instead.
 func (*GetNodeInfoResponse) Descriptor() ([]byte, []int) {
-	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{72}
+	return file_sandbox_v1_sandbox_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *GetNodeInfoResponse) GetVersion() string {
@@ -6134,7 +6296,17 @@ const file_sandbox_v1_sandbox_proto_rawDesc = "" +
 	"\x03use\x18\x04 \x01(\v2\x16.sandbox.v1.NetworkUseR\x03use\x12\x1e\n" +
 	"\n" +
 	"management\x18\x05 \x03(\tR\n" +
-	"management\"a\n" +
+	"management\"o\n" +
+	"\x18ReportEgressProbeRequest\x12\x1d\n" +
+	"\n" +
+	"session_id\x18\x01 \x01(\tR\tsessionId\x124\n" +
+	"\x06checks\x18\x02 \x03(\v2\x1c.sandbox.v1.EgressProbeCheckR\x06checks\"n\n" +
+	"\x10EgressProbeCheck\x12\x14\n" +
+	"\x05check\x18\x01 \x01(\tR\x05check\x12\x16\n" +
+	"\x06target\x18\x02 \x01(\tR\x06target\x12\x14\n" +
+	"\x05holds\x18\x03 \x01(\bR\x05holds\x12\x16\n" +
+	"\x06detail\x18\x04 \x01(\tR\x06detail\"\x1b\n" +
+	"\x19ReportEgressProbeResponse\"a\n" +
 	"\vEgressEntry\x12 \n" +
 	"\vdestination\x18\x01 \x01(\tR\vdestination\x12\x16\n" +
 	"\x06reason\x18\x02 \x01(\tR\x06reason\x12\x18\n" +
@@ -6454,7 +6626,7 @@ const file_sandbox_v1_sandbox_proto_rawDesc = "" +
 	"CHECK_NOTE\x10\x02\x12\x11\n" +
 	"\rCHECK_UNKNOWN\x10\x03\x12\x12\n" +
 	"\x0eCHECK_DEGRADED\x10\x04\x12\x11\n" +
-	"\rCHECK_MISSING\x10\x052\xd0\x06\n" +
+	"\rCHECK_MISSING\x10\x052\xb2\a\n" +
 	"\x0eSessionService\x12T\n" +
 	"\rCreateSession\x12 .sandbox.v1.CreateSessionRequest\x1a!.sandbox.v1.CreateSessionResponse\x12Q\n" +
 	"\fClaimSession\x12\x1f.sandbox.v1.ClaimSessionRequest\x1a .sandbox.v1.ClaimSessionResponse\x12K\n" +
@@ -6465,7 +6637,8 @@ const file_sandbox_v1_sandbox_proto_rawDesc = "" +
 	"\rRetireSandbox\x12 .sandbox.v1.RetireSandboxRequest\x1a!.sandbox.v1.RetireSandboxResponse\x12T\n" +
 	"\rDeleteSession\x12 .sandbox.v1.DeleteSessionRequest\x1a!.sandbox.v1.DeleteSessionResponse\x12Z\n" +
 	"\x0fDeleteWorkspace\x12\".sandbox.v1.DeleteWorkspaceRequest\x1a#.sandbox.v1.DeleteWorkspaceResponse\x12H\n" +
-	"\tGetEgress\x12\x1c.sandbox.v1.GetEgressRequest\x1a\x1d.sandbox.v1.GetEgressResponse\x12P\n" +
+	"\tGetEgress\x12\x1c.sandbox.v1.GetEgressRequest\x1a\x1d.sandbox.v1.GetEgressResponse\x12`\n" +
+	"\x11ReportEgressProbe\x12$.sandbox.v1.ReportEgressProbeRequest\x1a%.sandbox.v1.ReportEgressProbeResponse\x12P\n" +
 	"\vWatchEvents\x12\x1e.sandbox.v1.WatchEventsRequest\x1a\x1f.sandbox.v1.WatchEventsResponse0\x012\xf2\x02\n" +
 	"\vExecService\x129\n" +
 	"\x04Exec\x12\x17.sandbox.v1.ExecRequest\x1a\x18.sandbox.v1.ExecResponse\x12M\n" +
@@ -6497,105 +6670,108 @@ func file_sandbox_v1_sandbox_proto_rawDescGZIP() []byte {
 }
 
 var file_sandbox_v1_sandbox_proto_enumTypes = make([]protoimpl.EnumInfo, 8)
-var file_sandbox_v1_sandbox_proto_msgTypes = make([]protoimpl.MessageInfo, 78)
+var file_sandbox_v1_sandbox_proto_msgTypes = make([]protoimpl.MessageInfo, 81)
 var file_sandbox_v1_sandbox_proto_goTypes = []any{
-	(Isolation)(0),                  // 0: sandbox.v1.Isolation
-	(ExecState)(0),                  // 1: sandbox.v1.ExecState
-	(Stream)(0),                     // 2: sandbox.v1.Stream
-	(CheckOutcome)(0),               // 3: sandbox.v1.CheckOutcome
-	(CheckVerdict)(0),               // 4: sandbox.v1.CheckVerdict
-	(Sandbox_State)(0),              // 5: sandbox.v1.Sandbox.State
-	(Session_State)(0),              // 6: sandbox.v1.Session.State
-	(ExecResult_Status)(0),          // 7: sandbox.v1.ExecResult.Status
-	(*Workspace)(nil),               // 8: sandbox.v1.Workspace
-	(*Resources)(nil),               // 9: sandbox.v1.Resources
-	(*Network)(nil),                 // 10: sandbox.v1.Network
-	(*GrantFile)(nil),               // 11: sandbox.v1.GrantFile
-	(*Grant)(nil),                   // 12: sandbox.v1.Grant
-	(*Cache)(nil),                   // 13: sandbox.v1.Cache
-	(*EvidenceItem)(nil),            // 14: sandbox.v1.EvidenceItem
-	(*Evidence)(nil),                // 15: sandbox.v1.Evidence
-	(*Seal)(nil),                    // 16: sandbox.v1.Seal
-	(*Mount)(nil),                   // 17: sandbox.v1.Mount
-	(*GuardFinding)(nil),            // 18: sandbox.v1.GuardFinding
-	(*ProofItem)(nil),               // 19: sandbox.v1.ProofItem
-	(*Concession)(nil),              // 20: sandbox.v1.Concession
-	(*Provenance)(nil),              // 21: sandbox.v1.Provenance
-	(*Sandbox)(nil),                 // 22: sandbox.v1.Sandbox
-	(*SandboxNetwork)(nil),          // 23: sandbox.v1.SandboxNetwork
-	(*Session)(nil),                 // 24: sandbox.v1.Session
-	(*CommandConditions)(nil),       // 25: sandbox.v1.CommandConditions
-	(*CreateSessionRequest)(nil),    // 26: sandbox.v1.CreateSessionRequest
-	(*CreateSessionResponse)(nil),   // 27: sandbox.v1.CreateSessionResponse
-	(*ClaimSessionRequest)(nil),     // 28: sandbox.v1.ClaimSessionRequest
-	(*ClaimSessionResponse)(nil),    // 29: sandbox.v1.ClaimSessionResponse
-	(*GetSessionRequest)(nil),       // 30: sandbox.v1.GetSessionRequest
-	(*GetSessionResponse)(nil),      // 31: sandbox.v1.GetSessionResponse
-	(*SandboxKey)(nil),              // 32: sandbox.v1.SandboxKey
-	(*ListSessionsRequest)(nil),     // 33: sandbox.v1.ListSessionsRequest
-	(*ListSessionsResponse)(nil),    // 34: sandbox.v1.ListSessionsResponse
-	(*UpdateGrantsRequest)(nil),     // 35: sandbox.v1.UpdateGrantsRequest
-	(*UpdateGrantsResponse)(nil),    // 36: sandbox.v1.UpdateGrantsResponse
-	(*GetEgressRequest)(nil),        // 37: sandbox.v1.GetEgressRequest
-	(*GetEgressResponse)(nil),       // 38: sandbox.v1.GetEgressResponse
-	(*EgressEntry)(nil),             // 39: sandbox.v1.EgressEntry
-	(*RetireSandboxRequest)(nil),    // 40: sandbox.v1.RetireSandboxRequest
-	(*RetireSandboxResponse)(nil),   // 41: sandbox.v1.RetireSandboxResponse
-	(*DeleteSessionRequest)(nil),    // 42: sandbox.v1.DeleteSessionRequest
-	(*DeleteSessionResponse)(nil),   // 43: sandbox.v1.DeleteSessionResponse
-	(*DeleteWorkspaceRequest)(nil),  // 44: sandbox.v1.DeleteWorkspaceRequest
-	(*DeleteWorkspaceResponse)(nil), // 45: sandbox.v1.DeleteWorkspaceResponse
-	(*WatchEventsRequest)(nil),      // 46: sandbox.v1.WatchEventsRequest
-	(*Event)(nil),                   // 47: sandbox.v1.Event
-	(*WatchEventsResponse)(nil),     // 48: sandbox.v1.WatchEventsResponse
-	(*OutputInfo)(nil),              // 49: sandbox.v1.OutputInfo
-	(*Usage)(nil),                   // 50: sandbox.v1.Usage
-	(*NetworkUse)(nil),              // 51: sandbox.v1.NetworkUse
-	(*Harvest)(nil),                 // 52: sandbox.v1.Harvest
-	(*HarvestConflict)(nil),         // 53: sandbox.v1.HarvestConflict
-	(*ExecResult)(nil),              // 54: sandbox.v1.ExecResult
-	(*ExecRequest)(nil),             // 55: sandbox.v1.ExecRequest
-	(*ExecResponse)(nil),            // 56: sandbox.v1.ExecResponse
-	(*StreamExecRequest)(nil),       // 57: sandbox.v1.StreamExecRequest
-	(*OutputChunk)(nil),             // 58: sandbox.v1.OutputChunk
-	(*ExecStarted)(nil),             // 59: sandbox.v1.ExecStarted
-	(*StreamExecResponse)(nil),      // 60: sandbox.v1.StreamExecResponse
-	(*GetExecRequest)(nil),          // 61: sandbox.v1.GetExecRequest
-	(*GetExecResponse)(nil),         // 62: sandbox.v1.GetExecResponse
-	(*ListExecsRequest)(nil),        // 63: sandbox.v1.ListExecsRequest
-	(*ExecSummary)(nil),             // 64: sandbox.v1.ExecSummary
-	(*ListExecsResponse)(nil),       // 65: sandbox.v1.ListExecsResponse
-	(*CancelExecRequest)(nil),       // 66: sandbox.v1.CancelExecRequest
-	(*CancelExecResponse)(nil),      // 67: sandbox.v1.CancelExecResponse
-	(*GitRequest)(nil),              // 68: sandbox.v1.GitRequest
-	(*GitResponse)(nil),             // 69: sandbox.v1.GitResponse
-	(*HarvestRequest)(nil),          // 70: sandbox.v1.HarvestRequest
-	(*HarvestResponse)(nil),         // 71: sandbox.v1.HarvestResponse
-	(*CheckNodeRequest)(nil),        // 72: sandbox.v1.CheckNodeRequest
-	(*NodeCheck)(nil),               // 73: sandbox.v1.NodeCheck
-	(*CheckNodeResponse)(nil),       // 74: sandbox.v1.CheckNodeResponse
-	(*RuntimeStatus)(nil),           // 75: sandbox.v1.RuntimeStatus
-	(*DrainNodeRequest)(nil),        // 76: sandbox.v1.DrainNodeRequest
-	(*DrainedSession)(nil),          // 77: sandbox.v1.DrainedSession
-	(*DrainNodeResponse)(nil),       // 78: sandbox.v1.DrainNodeResponse
-	(*GetNodeInfoRequest)(nil),      // 79: sandbox.v1.GetNodeInfoRequest
-	(*GetNodeInfoResponse)(nil),     // 80: sandbox.v1.GetNodeInfoResponse
-	nil,                             // 81: sandbox.v1.Grant.EnvEntry
-	nil,                             // 82: sandbox.v1.Session.EnvEntry
-	nil,                             // 83: sandbox.v1.CreateSessionRequest.EnvEntry
-	nil,                             // 84: sandbox.v1.ExecResult.LabelsEntry
-	nil,                             // 85: sandbox.v1.ExecRequest.LabelsEntry
-	(*timestamppb.Timestamp)(nil),   // 86: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),     // 87: google.protobuf.Duration
+	(Isolation)(0),                    // 0: sandbox.v1.Isolation
+	(ExecState)(0),                    // 1: sandbox.v1.ExecState
+	(Stream)(0),                       // 2: sandbox.v1.Stream
+	(CheckOutcome)(0),                 // 3: sandbox.v1.CheckOutcome
+	(CheckVerdict)(0),                 // 4: sandbox.v1.CheckVerdict
+	(Sandbox_State)(0),                // 5: sandbox.v1.Sandbox.State
+	(Session_State)(0),                // 6: sandbox.v1.Session.State
+	(ExecResult_Status)(0),            // 7: sandbox.v1.ExecResult.Status
+	(*Workspace)(nil),                 // 8: sandbox.v1.Workspace
+	(*Resources)(nil),                 // 9: sandbox.v1.Resources
+	(*Network)(nil),                   // 10: sandbox.v1.Network
+	(*GrantFile)(nil),                 // 11: sandbox.v1.GrantFile
+	(*Grant)(nil),                     // 12: sandbox.v1.Grant
+	(*Cache)(nil),                     // 13: sandbox.v1.Cache
+	(*EvidenceItem)(nil),              // 14: sandbox.v1.EvidenceItem
+	(*Evidence)(nil),                  // 15: sandbox.v1.Evidence
+	(*Seal)(nil),                      // 16: sandbox.v1.Seal
+	(*Mount)(nil),                     // 17: sandbox.v1.Mount
+	(*GuardFinding)(nil),              // 18: sandbox.v1.GuardFinding
+	(*ProofItem)(nil),                 // 19: sandbox.v1.ProofItem
+	(*Concession)(nil),                // 20: sandbox.v1.Concession
+	(*Provenance)(nil),                // 21: sandbox.v1.Provenance
+	(*Sandbox)(nil),                   // 22: sandbox.v1.Sandbox
+	(*SandboxNetwork)(nil),            // 23: sandbox.v1.SandboxNetwork
+	(*Session)(nil),                   // 24: sandbox.v1.Session
+	(*CommandConditions)(nil),         // 25: sandbox.v1.CommandConditions
+	(*CreateSessionRequest)(nil),      // 26: sandbox.v1.CreateSessionRequest
+	(*CreateSessionResponse)(nil),     // 27: sandbox.v1.CreateSessionResponse
+	(*ClaimSessionRequest)(nil),       // 28: sandbox.v1.ClaimSessionRequest
+	(*ClaimSessionResponse)(nil),      // 29: sandbox.v1.ClaimSessionResponse
+	(*GetSessionRequest)(nil),         // 30: sandbox.v1.GetSessionRequest
+	(*GetSessionResponse)(nil),        // 31: sandbox.v1.GetSessionResponse
+	(*SandboxKey)(nil),                // 32: sandbox.v1.SandboxKey
+	(*ListSessionsRequest)(nil),       // 33: sandbox.v1.ListSessionsRequest
+	(*ListSessionsResponse)(nil),      // 34: sandbox.v1.ListSessionsResponse
+	(*UpdateGrantsRequest)(nil),       // 35: sandbox.v1.UpdateGrantsRequest
+	(*UpdateGrantsResponse)(nil),      // 36: sandbox.v1.UpdateGrantsResponse
+	(*GetEgressRequest)(nil),          // 37: sandbox.v1.GetEgressRequest
+	(*GetEgressResponse)(nil),         // 38: sandbox.v1.GetEgressResponse
+	(*ReportEgressProbeRequest)(nil),  // 39: sandbox.v1.ReportEgressProbeRequest
+	(*EgressProbeCheck)(nil),          // 40: sandbox.v1.EgressProbeCheck
+	(*ReportEgressProbeResponse)(nil), // 41: sandbox.v1.ReportEgressProbeResponse
+	(*EgressEntry)(nil),               // 42: sandbox.v1.EgressEntry
+	(*RetireSandboxRequest)(nil),      // 43: sandbox.v1.RetireSandboxRequest
+	(*RetireSandboxResponse)(nil),     // 44: sandbox.v1.RetireSandboxResponse
+	(*DeleteSessionRequest)(nil),      // 45: sandbox.v1.DeleteSessionRequest
+	(*DeleteSessionResponse)(nil),     // 46: sandbox.v1.DeleteSessionResponse
+	(*DeleteWorkspaceRequest)(nil),    // 47: sandbox.v1.DeleteWorkspaceRequest
+	(*DeleteWorkspaceResponse)(nil),   // 48: sandbox.v1.DeleteWorkspaceResponse
+	(*WatchEventsRequest)(nil),        // 49: sandbox.v1.WatchEventsRequest
+	(*Event)(nil),                     // 50: sandbox.v1.Event
+	(*WatchEventsResponse)(nil),       // 51: sandbox.v1.WatchEventsResponse
+	(*OutputInfo)(nil),                // 52: sandbox.v1.OutputInfo
+	(*Usage)(nil),                     // 53: sandbox.v1.Usage
+	(*NetworkUse)(nil),                // 54: sandbox.v1.NetworkUse
+	(*Harvest)(nil),                   // 55: sandbox.v1.Harvest
+	(*HarvestConflict)(nil),           // 56: sandbox.v1.HarvestConflict
+	(*ExecResult)(nil),                // 57: sandbox.v1.ExecResult
+	(*ExecRequest)(nil),               // 58: sandbox.v1.ExecRequest
+	(*ExecResponse)(nil),              // 59: sandbox.v1.ExecResponse
+	(*StreamExecRequest)(nil),         // 60: sandbox.v1.StreamExecRequest
+	(*OutputChunk)(nil),               // 61: sandbox.v1.OutputChunk
+	(*ExecStarted)(nil),               // 62: sandbox.v1.ExecStarted
+	(*StreamExecResponse)(nil),        // 63: sandbox.v1.StreamExecResponse
+	(*GetExecRequest)(nil),            // 64: sandbox.v1.GetExecRequest
+	(*GetExecResponse)(nil),           // 65: sandbox.v1.GetExecResponse
+	(*ListExecsRequest)(nil),          // 66: sandbox.v1.ListExecsRequest
+	(*ExecSummary)(nil),               // 67: sandbox.v1.ExecSummary
+	(*ListExecsResponse)(nil),         // 68: sandbox.v1.ListExecsResponse
+	(*CancelExecRequest)(nil),         // 69: sandbox.v1.CancelExecRequest
+	(*CancelExecResponse)(nil),        // 70: sandbox.v1.CancelExecResponse
+	(*GitRequest)(nil),                // 71: sandbox.v1.GitRequest
+	(*GitResponse)(nil),               // 72: sandbox.v1.GitResponse
+	(*HarvestRequest)(nil),            // 73: sandbox.v1.HarvestRequest
+	(*HarvestResponse)(nil),           // 74: sandbox.v1.HarvestResponse
+	(*CheckNodeRequest)(nil),          // 75: sandbox.v1.CheckNodeRequest
+	(*NodeCheck)(nil),                 // 76: sandbox.v1.NodeCheck
+	(*CheckNodeResponse)(nil),         // 77: sandbox.v1.CheckNodeResponse
+	(*RuntimeStatus)(nil),             // 78: sandbox.v1.RuntimeStatus
+	(*DrainNodeRequest)(nil),          // 79: sandbox.v1.DrainNodeRequest
+	(*DrainedSession)(nil),            // 80: sandbox.v1.DrainedSession
+	(*DrainNodeResponse)(nil),         // 81: sandbox.v1.DrainNodeResponse
+	(*GetNodeInfoRequest)(nil),        // 82: sandbox.v1.GetNodeInfoRequest
+	(*GetNodeInfoResponse)(nil),       // 83: sandbox.v1.GetNodeInfoResponse
+	nil,                               // 84: sandbox.v1.Grant.EnvEntry
+	nil,                               // 85: sandbox.v1.Session.EnvEntry
+	nil,                               // 86: sandbox.v1.CreateSessionRequest.EnvEntry
+	nil,                               // 87: sandbox.v1.ExecResult.LabelsEntry
+	nil,                               // 88: sandbox.v1.ExecRequest.LabelsEntry
+	(*timestamppb.Timestamp)(nil),     // 89: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),       // 90: google.protobuf.Duration
 }
 var file_sandbox_v1_sandbox_proto_depIdxs = []int32{
 	11,  // 0: sandbox.v1.Grant.files:type_name -> sandbox.v1.GrantFile
-	81,  // 1: sandbox.v1.Grant.env:type_name -> sandbox.v1.Grant.EnvEntry
-	86,  // 2: sandbox.v1.Grant.expires_at:type_name -> google.protobuf.Timestamp
-	86,  // 3: sandbox.v1.EvidenceItem.observed_at:type_name -> google.protobuf.Timestamp
+	84,  // 1: sandbox.v1.Grant.env:type_name -> sandbox.v1.Grant.EnvEntry
+	89,  // 2: sandbox.v1.Grant.expires_at:type_name -> google.protobuf.Timestamp
+	89,  // 3: sandbox.v1.EvidenceItem.observed_at:type_name -> google.protobuf.Timestamp
 	14,  // 4: sandbox.v1.Evidence.items:type_name -> sandbox.v1.EvidenceItem
 	5,   // 5: sandbox.v1.Sandbox.state:type_name -> sandbox.v1.Sandbox.State
-	86,  // 6: sandbox.v1.Sandbox.started_at:type_name -> google.protobuf.Timestamp
+	89,  // 6: sandbox.v1.Sandbox.started_at:type_name -> google.protobuf.Timestamp
 	19,  // 7: sandbox.v1.Sandbox.proof:type_name -> sandbox.v1.ProofItem
 	16,  // 8: sandbox.v1.Sandbox.seals:type_name -> sandbox.v1.Seal
 	15,  // 9: sandbox.v1.Sandbox.evidence:type_name -> sandbox.v1.Evidence
@@ -6608,22 +6784,22 @@ var file_sandbox_v1_sandbox_proto_depIdxs = []int32{
 	22,  // 16: sandbox.v1.Session.sandbox:type_name -> sandbox.v1.Sandbox
 	9,   // 17: sandbox.v1.Session.resources:type_name -> sandbox.v1.Resources
 	10,  // 18: sandbox.v1.Session.network:type_name -> sandbox.v1.Network
-	82,  // 19: sandbox.v1.Session.env:type_name -> sandbox.v1.Session.EnvEntry
-	86,  // 20: sandbox.v1.Session.created_at:type_name -> google.protobuf.Timestamp
+	85,  // 19: sandbox.v1.Session.env:type_name -> sandbox.v1.Session.EnvEntry
+	89,  // 20: sandbox.v1.Session.created_at:type_name -> google.protobuf.Timestamp
 	13,  // 21: sandbox.v1.Session.caches:type_name -> sandbox.v1.Cache
 	17,  // 22: sandbox.v1.Session.mounts:type_name -> sandbox.v1.Mount
 	18,  // 23: sandbox.v1.Session.left_out:type_name -> sandbox.v1.GuardFinding
-	52,  // 24: sandbox.v1.Session.last_harvest:type_name -> sandbox.v1.Harvest
+	55,  // 24: sandbox.v1.Session.last_harvest:type_name -> sandbox.v1.Harvest
 	25,  // 25: sandbox.v1.Session.conditions:type_name -> sandbox.v1.CommandConditions
 	0,   // 26: sandbox.v1.Session.min_isolation:type_name -> sandbox.v1.Isolation
-	87,  // 27: sandbox.v1.CommandConditions.timeout:type_name -> google.protobuf.Duration
-	87,  // 28: sandbox.v1.CommandConditions.max_timeout:type_name -> google.protobuf.Duration
+	90,  // 27: sandbox.v1.CommandConditions.timeout:type_name -> google.protobuf.Duration
+	90,  // 28: sandbox.v1.CommandConditions.max_timeout:type_name -> google.protobuf.Duration
 	8,   // 29: sandbox.v1.CreateSessionRequest.workspace:type_name -> sandbox.v1.Workspace
 	9,   // 30: sandbox.v1.CreateSessionRequest.resources:type_name -> sandbox.v1.Resources
 	10,  // 31: sandbox.v1.CreateSessionRequest.network:type_name -> sandbox.v1.Network
 	12,  // 32: sandbox.v1.CreateSessionRequest.grants:type_name -> sandbox.v1.Grant
 	13,  // 33: sandbox.v1.CreateSessionRequest.caches:type_name -> sandbox.v1.Cache
-	83,  // 34: sandbox.v1.CreateSessionRequest.env:type_name -> sandbox.v1.CreateSessionRequest.EnvEntry
+	86,  // 34: sandbox.v1.CreateSessionRequest.env:type_name -> sandbox.v1.CreateSessionRequest.EnvEntry
 	0,   // 35: sandbox.v1.CreateSessionRequest.min_isolation:type_name -> sandbox.v1.Isolation
 	24,  // 36: sandbox.v1.CreateSessionResponse.session:type_name -> sandbox.v1.Session
 	24,  // 37: sandbox.v1.ClaimSessionResponse.session:type_name -> sandbox.v1.Session
@@ -6633,100 +6809,103 @@ var file_sandbox_v1_sandbox_proto_depIdxs = []int32{
 	12,  // 41: sandbox.v1.UpdateGrantsRequest.grants:type_name -> sandbox.v1.Grant
 	24,  // 42: sandbox.v1.UpdateGrantsResponse.session:type_name -> sandbox.v1.Session
 	10,  // 43: sandbox.v1.GetEgressResponse.network:type_name -> sandbox.v1.Network
-	39,  // 44: sandbox.v1.GetEgressResponse.entries:type_name -> sandbox.v1.EgressEntry
-	51,  // 45: sandbox.v1.GetEgressResponse.use:type_name -> sandbox.v1.NetworkUse
-	24,  // 46: sandbox.v1.RetireSandboxResponse.session:type_name -> sandbox.v1.Session
-	15,  // 47: sandbox.v1.RetireSandboxResponse.evidence:type_name -> sandbox.v1.Evidence
-	15,  // 48: sandbox.v1.DeleteSessionResponse.evidence:type_name -> sandbox.v1.Evidence
-	15,  // 49: sandbox.v1.DeleteWorkspaceResponse.evidence:type_name -> sandbox.v1.Evidence
-	86,  // 50: sandbox.v1.Event.at:type_name -> google.protobuf.Timestamp
-	47,  // 51: sandbox.v1.WatchEventsResponse.event:type_name -> sandbox.v1.Event
-	87,  // 52: sandbox.v1.Usage.user_cpu:type_name -> google.protobuf.Duration
-	87,  // 53: sandbox.v1.Usage.system_cpu:type_name -> google.protobuf.Duration
-	53,  // 54: sandbox.v1.Harvest.conflicts:type_name -> sandbox.v1.HarvestConflict
-	7,   // 55: sandbox.v1.ExecResult.status:type_name -> sandbox.v1.ExecResult.Status
-	49,  // 56: sandbox.v1.ExecResult.stdout_info:type_name -> sandbox.v1.OutputInfo
-	49,  // 57: sandbox.v1.ExecResult.stderr_info:type_name -> sandbox.v1.OutputInfo
-	86,  // 58: sandbox.v1.ExecResult.started_at:type_name -> google.protobuf.Timestamp
-	87,  // 59: sandbox.v1.ExecResult.duration:type_name -> google.protobuf.Duration
-	50,  // 60: sandbox.v1.ExecResult.usage:type_name -> sandbox.v1.Usage
-	52,  // 61: sandbox.v1.ExecResult.harvest:type_name -> sandbox.v1.Harvest
-	84,  // 62: sandbox.v1.ExecResult.labels:type_name -> sandbox.v1.ExecResult.LabelsEntry
-	15,  // 63: sandbox.v1.ExecResult.evidence:type_name -> sandbox.v1.Evidence
-	51,  // 64: sandbox.v1.ExecResult.network:type_name -> sandbox.v1.NetworkUse
-	85,  // 65: sandbox.v1.ExecRequest.labels:type_name -> sandbox.v1.ExecRequest.LabelsEntry
-	54,  // 66: sandbox.v1.ExecResponse.result:type_name -> sandbox.v1.ExecResult
-	55,  // 67: sandbox.v1.StreamExecRequest.exec:type_name -> sandbox.v1.ExecRequest
-	2,   // 68: sandbox.v1.OutputChunk.stream:type_name -> sandbox.v1.Stream
-	59,  // 69: sandbox.v1.StreamExecResponse.started:type_name -> sandbox.v1.ExecStarted
-	58,  // 70: sandbox.v1.StreamExecResponse.output:type_name -> sandbox.v1.OutputChunk
-	54,  // 71: sandbox.v1.StreamExecResponse.result:type_name -> sandbox.v1.ExecResult
-	1,   // 72: sandbox.v1.GetExecResponse.state:type_name -> sandbox.v1.ExecState
-	54,  // 73: sandbox.v1.GetExecResponse.result:type_name -> sandbox.v1.ExecResult
-	1,   // 74: sandbox.v1.ExecSummary.state:type_name -> sandbox.v1.ExecState
-	7,   // 75: sandbox.v1.ExecSummary.status:type_name -> sandbox.v1.ExecResult.Status
-	86,  // 76: sandbox.v1.ExecSummary.requested_at:type_name -> google.protobuf.Timestamp
-	64,  // 77: sandbox.v1.ListExecsResponse.execs:type_name -> sandbox.v1.ExecSummary
-	54,  // 78: sandbox.v1.CancelExecResponse.result:type_name -> sandbox.v1.ExecResult
-	52,  // 79: sandbox.v1.GitResponse.harvest:type_name -> sandbox.v1.Harvest
-	52,  // 80: sandbox.v1.HarvestResponse.harvest:type_name -> sandbox.v1.Harvest
-	3,   // 81: sandbox.v1.NodeCheck.outcome:type_name -> sandbox.v1.CheckOutcome
-	4,   // 82: sandbox.v1.NodeCheck.verdict:type_name -> sandbox.v1.CheckVerdict
-	73,  // 83: sandbox.v1.CheckNodeResponse.checks:type_name -> sandbox.v1.NodeCheck
-	75,  // 84: sandbox.v1.CheckNodeResponse.runtimes:type_name -> sandbox.v1.RuntimeStatus
-	4,   // 85: sandbox.v1.CheckNodeResponse.verdict:type_name -> sandbox.v1.CheckVerdict
-	0,   // 86: sandbox.v1.RuntimeStatus.isolation:type_name -> sandbox.v1.Isolation
-	20,  // 87: sandbox.v1.RuntimeStatus.concessions:type_name -> sandbox.v1.Concession
-	86,  // 88: sandbox.v1.RuntimeStatus.checked_at:type_name -> google.protobuf.Timestamp
-	15,  // 89: sandbox.v1.DrainedSession.evidence:type_name -> sandbox.v1.Evidence
-	77,  // 90: sandbox.v1.DrainNodeResponse.sessions:type_name -> sandbox.v1.DrainedSession
-	86,  // 91: sandbox.v1.GetNodeInfoResponse.started_at:type_name -> google.protobuf.Timestamp
-	75,  // 92: sandbox.v1.GetNodeInfoResponse.runtimes:type_name -> sandbox.v1.RuntimeStatus
-	26,  // 93: sandbox.v1.SessionService.CreateSession:input_type -> sandbox.v1.CreateSessionRequest
-	28,  // 94: sandbox.v1.SessionService.ClaimSession:input_type -> sandbox.v1.ClaimSessionRequest
-	30,  // 95: sandbox.v1.SessionService.GetSession:input_type -> sandbox.v1.GetSessionRequest
-	33,  // 96: sandbox.v1.SessionService.ListSessions:input_type -> sandbox.v1.ListSessionsRequest
-	35,  // 97: sandbox.v1.SessionService.UpdateGrants:input_type -> sandbox.v1.UpdateGrantsRequest
-	40,  // 98: sandbox.v1.SessionService.RetireSandbox:input_type -> sandbox.v1.RetireSandboxRequest
-	42,  // 99: sandbox.v1.SessionService.DeleteSession:input_type -> sandbox.v1.DeleteSessionRequest
-	44,  // 100: sandbox.v1.SessionService.DeleteWorkspace:input_type -> sandbox.v1.DeleteWorkspaceRequest
-	37,  // 101: sandbox.v1.SessionService.GetEgress:input_type -> sandbox.v1.GetEgressRequest
-	46,  // 102: sandbox.v1.SessionService.WatchEvents:input_type -> sandbox.v1.WatchEventsRequest
-	55,  // 103: sandbox.v1.ExecService.Exec:input_type -> sandbox.v1.ExecRequest
-	57,  // 104: sandbox.v1.ExecService.StreamExec:input_type -> sandbox.v1.StreamExecRequest
-	61,  // 105: sandbox.v1.ExecService.GetExec:input_type -> sandbox.v1.GetExecRequest
-	63,  // 106: sandbox.v1.ExecService.ListExecs:input_type -> sandbox.v1.ListExecsRequest
-	66,  // 107: sandbox.v1.ExecService.CancelExec:input_type -> sandbox.v1.CancelExecRequest
-	68,  // 108: sandbox.v1.GitService.Git:input_type -> sandbox.v1.GitRequest
-	70,  // 109: sandbox.v1.GitService.Harvest:input_type -> sandbox.v1.HarvestRequest
-	72,  // 110: sandbox.v1.NodeService.CheckNode:input_type -> sandbox.v1.CheckNodeRequest
-	79,  // 111: sandbox.v1.NodeService.GetNodeInfo:input_type -> sandbox.v1.GetNodeInfoRequest
-	76,  // 112: sandbox.v1.NodeService.DrainNode:input_type -> sandbox.v1.DrainNodeRequest
-	27,  // 113: sandbox.v1.SessionService.CreateSession:output_type -> sandbox.v1.CreateSessionResponse
-	29,  // 114: sandbox.v1.SessionService.ClaimSession:output_type -> sandbox.v1.ClaimSessionResponse
-	31,  // 115: sandbox.v1.SessionService.GetSession:output_type -> sandbox.v1.GetSessionResponse
-	34,  // 116: sandbox.v1.SessionService.ListSessions:output_type -> sandbox.v1.ListSessionsResponse
-	36,  // 117: sandbox.v1.SessionService.UpdateGrants:output_type -> sandbox.v1.UpdateGrantsResponse
-	41,  // 118: sandbox.v1.SessionService.RetireSandbox:output_type -> sandbox.v1.RetireSandboxResponse
-	43,  // 119: sandbox.v1.SessionService.DeleteSession:output_type -> sandbox.v1.DeleteSessionResponse
-	45,  // 120: sandbox.v1.SessionService.DeleteWorkspace:output_type -> sandbox.v1.DeleteWorkspaceResponse
-	38,  // 121: sandbox.v1.SessionService.GetEgress:output_type -> sandbox.v1.GetEgressResponse
-	48,  // 122: sandbox.v1.SessionService.WatchEvents:output_type -> sandbox.v1.WatchEventsResponse
-	56,  // 123: sandbox.v1.ExecService.Exec:output_type -> sandbox.v1.ExecResponse
-	60,  // 124: sandbox.v1.ExecService.StreamExec:output_type -> sandbox.v1.StreamExecResponse
-	62,  // 125: sandbox.v1.ExecService.GetExec:output_type -> sandbox.v1.GetExecResponse
-	65,  // 126: sandbox.v1.ExecService.ListExecs:output_type -> sandbox.v1.ListExecsResponse
-	67,  // 127: sandbox.v1.ExecService.CancelExec:output_type -> sandbox.v1.CancelExecResponse
-	69,  // 128: sandbox.v1.GitService.Git:output_type -> sandbox.v1.GitResponse
-	71,  // 129: sandbox.v1.GitService.Harvest:output_type -> sandbox.v1.HarvestResponse
-	74,  // 130: sandbox.v1.NodeService.CheckNode:output_type -> sandbox.v1.CheckNodeResponse
-	80,  // 131: sandbox.v1.NodeService.GetNodeInfo:output_type -> sandbox.v1.GetNodeInfoResponse
-	78,  // 132: sandbox.v1.NodeService.DrainNode:output_type -> sandbox.v1.DrainNodeResponse
-	113, // [113:133] is the sub-list for method output_type
-	93,  // [93:113] is the sub-list for method input_type
-	93,  // [93:93] is the sub-list for extension type_name
-	93,  // [93:93] is the sub-list for extension extendee
-	0,   // [0:93] is the sub-list for field type_name
+	42,  // 44: sandbox.v1.GetEgressResponse.entries:type_name -> sandbox.v1.EgressEntry
+	54,  // 45: sandbox.v1.GetEgressResponse.use:type_name -> sandbox.v1.NetworkUse
+	40,  // 46: sandbox.v1.ReportEgressProbeRequest.checks:type_name -> sandbox.v1.EgressProbeCheck
+	24,  // 47: sandbox.v1.RetireSandboxResponse.session:type_name -> sandbox.v1.Session
+	15,  // 48: sandbox.v1.RetireSandboxResponse.evidence:type_name -> sandbox.v1.Evidence
+	15,  // 49: sandbox.v1.DeleteSessionResponse.evidence:type_name -> sandbox.v1.Evidence
+	15,  // 50: sandbox.v1.DeleteWorkspaceResponse.evidence:type_name -> sandbox.v1.Evidence
+	89,  // 51: sandbox.v1.Event.at:type_name -> google.protobuf.Timestamp
+	50,  // 52: sandbox.v1.WatchEventsResponse.event:type_name -> sandbox.v1.Event
+	90,  // 53: sandbox.v1.Usage.user_cpu:type_name -> google.protobuf.Duration
+	90,  // 54: sandbox.v1.Usage.system_cpu:type_name -> google.protobuf.Duration
+	56,  // 55: sandbox.v1.Harvest.conflicts:type_name -> sandbox.v1.HarvestConflict
+	7,   // 56: sandbox.v1.ExecResult.status:type_name -> sandbox.v1.ExecResult.Status
+	52,  // 57: sandbox.v1.ExecResult.stdout_info:type_name -> sandbox.v1.OutputInfo
+	52,  // 58: sandbox.v1.ExecResult.stderr_info:type_name -> sandbox.v1.OutputInfo
+	89,  // 59: sandbox.v1.ExecResult.started_at:type_name -> google.protobuf.Timestamp
+	90,  // 60: sandbox.v1.ExecResult.duration:type_name -> google.protobuf.Duration
+	53,  // 61: sandbox.v1.ExecResult.usage:type_name -> sandbox.v1.Usage
+	55,  // 62: sandbox.v1.ExecResult.harvest:type_name -> sandbox.v1.Harvest
+	87,  // 63: sandbox.v1.ExecResult.labels:type_name -> sandbox.v1.ExecResult.LabelsEntry
+	15,  // 64: sandbox.v1.ExecResult.evidence:type_name -> sandbox.v1.Evidence
+	54,  // 65: sandbox.v1.ExecResult.network:type_name -> sandbox.v1.NetworkUse
+	88,  // 66: sandbox.v1.ExecRequest.labels:type_name -> sandbox.v1.ExecRequest.LabelsEntry
+	57,  // 67: sandbox.v1.ExecResponse.result:type_name -> sandbox.v1.ExecResult
+	58,  // 68: sandbox.v1.StreamExecRequest.exec:type_name -> sandbox.v1.ExecRequest
+	2,   // 69: sandbox.v1.OutputChunk.stream:type_name -> sandbox.v1.Stream
+	62,  // 70: sandbox.v1.StreamExecResponse.started:type_name -> sandbox.v1.ExecStarted
+	61,  // 71: sandbox.v1.StreamExecResponse.output:type_name -> sandbox.v1.OutputChunk
+	57,  // 72: sandbox.v1.StreamExecResponse.result:type_name -> sandbox.v1.ExecResult
+	1,   // 73: sandbox.v1.GetExecResponse.state:type_name -> sandbox.v1.ExecState
+	57,  // 74: sandbox.v1.GetExecResponse.result:type_name -> sandbox.v1.ExecResult
+	1,   // 75: sandbox.v1.ExecSummary.state:type_name -> sandbox.v1.ExecState
+	7,   // 76: sandbox.v1.ExecSummary.status:type_name -> sandbox.v1.ExecResult.Status
+	89,  // 77: sandbox.v1.ExecSummary.requested_at:type_name -> google.protobuf.Timestamp
+	67,  // 78: sandbox.v1.ListExecsResponse.execs:type_name -> sandbox.v1.ExecSummary
+	57,  // 79: sandbox.v1.CancelExecResponse.result:type_name -> sandbox.v1.ExecResult
+	55,  // 80: sandbox.v1.GitResponse.harvest:type_name -> sandbox.v1.Harvest
+	55,  // 81: sandbox.v1.HarvestResponse.harvest:type_name -> sandbox.v1.Harvest
+	3,   // 82: sandbox.v1.NodeCheck.outcome:type_name -> sandbox.v1.CheckOutcome
+	4,   // 83: sandbox.v1.NodeCheck.verdict:type_name -> sandbox.v1.CheckVerdict
+	76,  // 84: sandbox.v1.CheckNodeResponse.checks:type_name -> sandbox.v1.NodeCheck
+	78,  // 85: sandbox.v1.CheckNodeResponse.runtimes:type_name -> sandbox.v1.RuntimeStatus
+	4,   // 86: sandbox.v1.CheckNodeResponse.verdict:type_name -> sandbox.v1.CheckVerdict
+	0,   // 87: sandbox.v1.RuntimeStatus.isolation:type_name -> sandbox.v1.Isolation
+	20,  // 88: sandbox.v1.RuntimeStatus.concessions:type_name -> sandbox.v1.Concession
+	89,  // 89: sandbox.v1.RuntimeStatus.checked_at:type_name -> google.protobuf.Timestamp
+	15,  // 90: sandbox.v1.DrainedSession.evidence:type_name -> sandbox.v1.Evidence
+	80,  // 91: sandbox.v1.DrainNodeResponse.sessions:type_name -> sandbox.v1.DrainedSession
+	89,  // 92: sandbox.v1.GetNodeInfoResponse.started_at:type_name -> google.protobuf.Timestamp
+	78,  // 93: sandbox.v1.GetNodeInfoResponse.runtimes:type_name -> sandbox.v1.RuntimeStatus
+	26,  // 94: sandbox.v1.SessionService.CreateSession:input_type -> sandbox.v1.CreateSessionRequest
+	28,  // 95: sandbox.v1.SessionService.ClaimSession:input_type -> sandbox.v1.ClaimSessionRequest
+	30,  // 96: sandbox.v1.SessionService.GetSession:input_type -> sandbox.v1.GetSessionRequest
+	33,  // 97: sandbox.v1.SessionService.ListSessions:input_type -> sandbox.v1.ListSessionsRequest
+	35,  // 98: sandbox.v1.SessionService.UpdateGrants:input_type -> sandbox.v1.UpdateGrantsRequest
+	43,  // 99: sandbox.v1.SessionService.RetireSandbox:input_type -> sandbox.v1.RetireSandboxRequest
+	45,  // 100: sandbox.v1.SessionService.DeleteSession:input_type -> sandbox.v1.DeleteSessionRequest
+	47,  // 101: sandbox.v1.SessionService.DeleteWorkspace:input_type -> sandbox.v1.DeleteWorkspaceRequest
+	37,  // 102: sandbox.v1.SessionService.GetEgress:input_type -> sandbox.v1.GetEgressRequest
+	39,  // 103: sandbox.v1.SessionService.ReportEgressProbe:input_type -> sandbox.v1.ReportEgressProbeRequest
+	49,  // 104: sandbox.v1.SessionService.WatchEvents:input_type -> sandbox.v1.WatchEventsRequest
+	58,  // 105: sandbox.v1.ExecService.Exec:input_type -> sandbox.v1.ExecRequest
+	60,  // 106: sandbox.v1.ExecService.StreamExec:input_type -> sandbox.v1.StreamExecRequest
+	64,  // 107: sandbox.v1.ExecService.GetExec:input_type -> sandbox.v1.GetExecRequest
+	66,  // 108: sandbox.v1.ExecService.ListExecs:input_type -> sandbox.v1.ListExecsRequest
+	69,  // 109: sandbox.v1.ExecService.CancelExec:input_type -> sandbox.v1.CancelExecRequest
+	71,  // 110: sandbox.v1.GitService.Git:input_type -> sandbox.v1.GitRequest
+	73,  // 111: sandbox.v1.GitService.Harvest:input_type -> sandbox.v1.HarvestRequest
+	75,  // 112: sandbox.v1.NodeService.CheckNode:input_type -> sandbox.v1.CheckNodeRequest
+	82,  // 113: sandbox.v1.NodeService.GetNodeInfo:input_type -> sandbox.v1.GetNodeInfoRequest
+	79,  // 114: sandbox.v1.NodeService.DrainNode:input_type -> sandbox.v1.DrainNodeRequest
+	27,  // 115: sandbox.v1.SessionService.CreateSession:output_type -> sandbox.v1.CreateSessionResponse
+	29,  // 116: sandbox.v1.SessionService.ClaimSession:output_type -> sandbox.v1.ClaimSessionResponse
+	31,  // 117: sandbox.v1.SessionService.GetSession:output_type -> sandbox.v1.GetSessionResponse
+	34,  // 118: sandbox.v1.SessionService.ListSessions:output_type -> sandbox.v1.ListSessionsResponse
+	36,  // 119: sandbox.v1.SessionService.UpdateGrants:output_type -> sandbox.v1.UpdateGrantsResponse
+	44,  // 120: sandbox.v1.SessionService.RetireSandbox:output_type -> sandbox.v1.RetireSandboxResponse
+	46,  // 121: sandbox.v1.SessionService.DeleteSession:output_type -> sandbox.v1.DeleteSessionResponse
+	48,  // 122: sandbox.v1.SessionService.DeleteWorkspace:output_type -> sandbox.v1.DeleteWorkspaceResponse
+	38,  // 123: sandbox.v1.SessionService.GetEgress:output_type -> sandbox.v1.GetEgressResponse
+	41,  // 124: sandbox.v1.SessionService.ReportEgressProbe:output_type -> sandbox.v1.ReportEgressProbeResponse
+	51,  // 125: sandbox.v1.SessionService.WatchEvents:output_type -> sandbox.v1.WatchEventsResponse
+	59,  // 126: sandbox.v1.ExecService.Exec:output_type -> sandbox.v1.ExecResponse
+	63,  // 127: sandbox.v1.ExecService.StreamExec:output_type -> sandbox.v1.StreamExecResponse
+	65,  // 128: sandbox.v1.ExecService.GetExec:output_type -> sandbox.v1.GetExecResponse
+	68,  // 129: sandbox.v1.ExecService.ListExecs:output_type -> sandbox.v1.ListExecsResponse
+	70,  // 130: sandbox.v1.ExecService.CancelExec:output_type -> sandbox.v1.CancelExecResponse
+	72,  // 131: sandbox.v1.GitService.Git:output_type -> sandbox.v1.GitResponse
+	74,  // 132: sandbox.v1.GitService.Harvest:output_type -> sandbox.v1.HarvestResponse
+	77,  // 133: sandbox.v1.NodeService.CheckNode:output_type -> sandbox.v1.CheckNodeResponse
+	83,  // 134: sandbox.v1.NodeService.GetNodeInfo:output_type -> sandbox.v1.GetNodeInfoResponse
+	81,  // 135: sandbox.v1.NodeService.DrainNode:output_type -> sandbox.v1.DrainNodeResponse
+	115, // [115:136] is the sub-list for method output_type
+	94,  // [94:115] is the sub-list for method input_type
+	94,  // [94:94] is the sub-list for extension type_name
+	94,  // [94:94] is the sub-list for extension extendee
+	0,   // [0:94] is the sub-list for field type_name
 }
 
 func init() { file_sandbox_v1_sandbox_proto_init() }
@@ -6734,20 +6913,20 @@ func file_sandbox_v1_sandbox_proto_init() {
 	if File_sandbox_v1_sandbox_proto != nil {
 		return
 	}
-	file_sandbox_v1_sandbox_proto_msgTypes[47].OneofWrappers = []any{}
-	file_sandbox_v1_sandbox_proto_msgTypes[52].OneofWrappers = []any{
+	file_sandbox_v1_sandbox_proto_msgTypes[50].OneofWrappers = []any{}
+	file_sandbox_v1_sandbox_proto_msgTypes[55].OneofWrappers = []any{
 		(*StreamExecResponse_Started)(nil),
 		(*StreamExecResponse_Output)(nil),
 		(*StreamExecResponse_Result)(nil),
 	}
-	file_sandbox_v1_sandbox_proto_msgTypes[60].OneofWrappers = []any{}
+	file_sandbox_v1_sandbox_proto_msgTypes[63].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_sandbox_v1_sandbox_proto_rawDesc), len(file_sandbox_v1_sandbox_proto_rawDesc)),
 			NumEnums:      8,
-			NumMessages:   78,
+			NumMessages:   81,
 			NumExtensions: 0,
 			NumServices:   4,
 		},

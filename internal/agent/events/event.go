@@ -17,26 +17,27 @@ type Kind string
 
 // The kinds of events.
 const (
-	AgentStarted     Kind = "agent.started"
-	AgentStopped     Kind = "agent.stopped"
-	Gap              Kind = "gap" // what happened since the event before may not be told
-	SessionCreated   Kind = "session.created"
-	SessionClaimed   Kind = "session.claimed"
-	SessionDeleted   Kind = "session.deleted"
-	SandboxAssigned  Kind = "sandbox.assigned" // a generation and a sandbox id were given out
-	SandboxReady     Kind = "sandbox.ready"    // it has proved itself
-	SandboxRetired   Kind = "sandbox.retired"  // it is gone, with the whole set of evidence
-	SandboxUncertain Kind = "sandbox.uncertain"
-	ExecRequested    Kind = "exec.requested"
-	ExecStarted      Kind = "exec.started" // its intent is durable: from here on it may run
-	ExecRefused      Kind = "exec.refused" // it never started, and is not recorded
-	ExecBoundary     Kind = "exec.boundary"
-	ExecResult       Kind = "exec.result"
-	EgressRefused    Kind = "egress.refused" // a destination of its command; each once, up to a bound
-	HarvestConflict  Kind = "harvest.conflict"
-	GrantsUpdated    Kind = "grants.updated"
-	GrantsRequired   Kind = "grants.required" // their contents are lost, or one has expired
-	WorkspaceDeleted Kind = "workspace.deleted"
+	AgentStarted      Kind = "agent.started"
+	AgentStopped      Kind = "agent.stopped"
+	Gap               Kind = "gap" // what happened since the event before may not be told
+	SessionCreated    Kind = "session.created"
+	SessionClaimed    Kind = "session.claimed"
+	SessionDeleted    Kind = "session.deleted"
+	SandboxAssigned   Kind = "sandbox.assigned" // a generation and a sandbox id were given out
+	SandboxReady      Kind = "sandbox.ready"    // it has proved itself
+	SandboxRetired    Kind = "sandbox.retired"  // it is gone, with the whole set of evidence
+	SandboxUncertain  Kind = "sandbox.uncertain"
+	ExecRequested     Kind = "exec.requested"
+	ExecStarted       Kind = "exec.started" // its intent is durable: from here on it may run
+	ExecRefused       Kind = "exec.refused" // it never started, and is not recorded
+	ExecBoundary      Kind = "exec.boundary"
+	ExecResult        Kind = "exec.result"
+	EgressRefused     Kind = "egress.refused"      // a destination of its command; each once, up to a bound
+	EgressProbeFailed Kind = "egress.probe_failed" // a probe saw the session's policy not hold
+	HarvestConflict   Kind = "harvest.conflict"
+	GrantsUpdated     Kind = "grants.updated"
+	GrantsRequired    Kind = "grants.required" // their contents are lost, or one has expired
+	WorkspaceDeleted  Kind = "workspace.deleted"
 )
 
 // Bounds of what an event holds, bytes.

@@ -64,6 +64,9 @@ const (
 	SessionServiceDeleteWorkspaceProcedure = "/sandbox.v1.SessionService/DeleteWorkspace"
 	// SessionServiceGetEgressProcedure is the procedure name of the SessionService's GetEgress RPC.
 	SessionServiceGetEgressProcedure = "/sandbox.v1.SessionService/GetEgress"
+	// SessionServiceReportEgressProbeProcedure is the procedure name of the SessionService's
+	// ReportEgressProbe RPC.
+	SessionServiceReportEgressProbeProcedure = "/sandbox.v1.SessionService/ReportEgressProbe"
 	// SessionServiceWatchEventsProcedure is the procedure name of the SessionService's WatchEvents RPC.
 	SessionServiceWatchEventsProcedure = "/sandbox.v1.SessionService/WatchEvents"
 	// ExecServiceExecProcedure is the procedure name of the ExecService's Exec RPC.
@@ -152,6 +155,13 @@ var (
 			Procedure:  SessionServiceGetEgressProcedure,
 		}
 	})
+	sessionServiceReportEgressProbeSpec = sync.OnceValue(func() connect.Spec {
+		return connect.Spec{
+			StreamType: connect.StreamTypeUnary,
+			Schema:     v1.File_sandbox_v1_sandbox_proto.Services().ByName("SessionService").Methods().ByName("ReportEgressProbe"),
+			Procedure:  SessionServiceReportEgressProbeProcedure,
+		}
+	})
 	sessionServiceWatchEventsSpec = sync.OnceValue(func() connect.Spec {
 		return connect.Spec{
 			StreamType: connect.StreamTypeServer,
@@ -183,6 +193,9 @@ type SessionServiceClient interface {
 	DeleteWorkspace(context.Context, *v1.DeleteWorkspaceRequest) (*v1.DeleteWorkspaceResponse, error)
 	// GetEgress says what the session's sandboxes may reach, and what has been counted of the one that there is.
 	GetEgress(context.Context, *v1.GetEgressRequest) (*v1.GetEgressResponse, error)
+	// ReportEgressProbe tells the agent what a probe of a session's egress policy has found, for its metrics, its log and its
+	// events. It changes nothing of the session.
+	ReportEgressProbe(context.Context, *v1.ReportEgressProbeRequest) (*v1.ReportEgressProbeResponse, error)
 	// WatchEvents streams the session's event chain from a cursor on.
 	WatchEvents(context.Context, *v1.WatchEventsRequest) (SessionServiceWatchEventsClientStream, error)
 }
@@ -236,6 +249,9 @@ type SessionServiceHandler interface {
 	DeleteWorkspace(context.Context, *v1.DeleteWorkspaceRequest) (*v1.DeleteWorkspaceResponse, error)
 	// GetEgress says what the session's sandboxes may reach, and what has been counted of the one that there is.
 	GetEgress(context.Context, *v1.GetEgressRequest) (*v1.GetEgressResponse, error)
+	// ReportEgressProbe tells the agent what a probe of a session's egress policy has found, for its metrics, its log and its
+	// events. It changes nothing of the session.
+	ReportEgressProbe(context.Context, *v1.ReportEgressProbeRequest) (*v1.ReportEgressProbeResponse, error)
 	// WatchEvents streams the session's event chain from a cursor on.
 	WatchEvents(context.Context, *v1.WatchEventsRequest, SessionServiceWatchEventsServerStream) error
 }
@@ -254,6 +270,7 @@ func RegisterSessionServiceHandler(server *connect.Server, svc SessionServiceHan
 		connect.Method{Spec: sessionServiceDeleteSessionSpec(), Handler: adapter.deleteSession},
 		connect.Method{Spec: sessionServiceDeleteWorkspaceSpec(), Handler: adapter.deleteWorkspace},
 		connect.Method{Spec: sessionServiceGetEgressSpec(), Handler: adapter.getEgress},
+		connect.Method{Spec: sessionServiceReportEgressProbeSpec(), Handler: adapter.reportEgressProbe},
 		connect.Method{Spec: sessionServiceWatchEventsSpec(), Handler: adapter.watchEvents},
 	)
 }
@@ -311,6 +328,10 @@ func (UnimplementedSessionServiceHandler) DeleteWorkspace(context.Context, *v1.D
 
 func (UnimplementedSessionServiceHandler) GetEgress(context.Context, *v1.GetEgressRequest) (*v1.GetEgressResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, "sandbox.v1.SessionService.GetEgress is not implemented")
+}
+
+func (UnimplementedSessionServiceHandler) ReportEgressProbe(context.Context, *v1.ReportEgressProbeRequest) (*v1.ReportEgressProbeResponse, error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, "sandbox.v1.SessionService.ReportEgressProbe is not implemented")
 }
 
 func (UnimplementedSessionServiceHandler) WatchEvents(context.Context, *v1.WatchEventsRequest, SessionServiceWatchEventsServerStream) error {
@@ -388,6 +409,14 @@ func (c *sessionServiceClient) DeleteWorkspace(ctx context.Context, req *v1.Dele
 func (c *sessionServiceClient) GetEgress(ctx context.Context, req *v1.GetEgressRequest) (*v1.GetEgressResponse, error) {
 	var res v1.GetEgressResponse
 	if err := c.client.CallUnary(ctx, sessionServiceGetEgressSpec(), req, &res); err != nil {
+		return nil, err
+	}
+	return &res, nil
+}
+
+func (c *sessionServiceClient) ReportEgressProbe(ctx context.Context, req *v1.ReportEgressProbeRequest) (*v1.ReportEgressProbeResponse, error) {
+	var res v1.ReportEgressProbeResponse
+	if err := c.client.CallUnary(ctx, sessionServiceReportEgressProbeSpec(), req, &res); err != nil {
 		return nil, err
 	}
 	return &res, nil
@@ -505,6 +534,18 @@ func (h sessionServiceHandler) getEgress(ctx context.Context, _ connect.Spec, st
 		return err
 	}
 	res, err := h.svc.GetEgress(ctx, &req)
+	if err != nil {
+		return err
+	}
+	return stream.Send(res)
+}
+
+func (h sessionServiceHandler) reportEgressProbe(ctx context.Context, _ connect.Spec, stream connect.ServerStream) error {
+	var req v1.ReportEgressProbeRequest
+	if err := stream.Receive(&req); err != nil {
+		return err
+	}
+	res, err := h.svc.ReportEgressProbe(ctx, &req)
 	if err != nil {
 		return err
 	}
