@@ -20,6 +20,7 @@ import (
 	"github.com/sandbox-agent/sandbox-agent/internal/agent"
 	"github.com/sandbox-agent/sandbox-agent/internal/cli/interrupt"
 	"github.com/sandbox-agent/sandbox-agent/internal/config"
+	"github.com/sandbox-agent/sandbox-agent/internal/metrics"
 	"github.com/sandbox-agent/sandbox-agent/internal/network"
 	"github.com/sandbox-agent/sandbox-agent/internal/rpc"
 	"github.com/sandbox-agent/sandbox-agent/internal/runtime"
@@ -58,6 +59,7 @@ func runServe(ctx context.Context, c *cli.Command) error {
 	if err != nil {
 		return err
 	}
+	cfg.CloseOwnPorts()
 	if os.Geteuid() != 0 {
 		return errors.New("the agent needs root: it makes namespaces, cgroups, idmapped mounts and host uid ranges on this machine")
 	}
@@ -81,11 +83,16 @@ func runServe(ctx context.Context, c *cli.Command) error {
 		return err
 	}
 	began := time.Now()
+	counted := metrics.New(Version)
 	a, err := agent.New(agent.Options{
-		Config: cfg, Runtimes: runtimes, Networks: networks, Receiptd: receiptd, Pid1: pid1, Version: Version, Log: log,
+		Config: cfg, Runtimes: runtimes, Networks: networks, Receiptd: receiptd, Pid1: pid1, Version: Version, Metrics: counted, Log: log,
 	})
 	if err != nil {
 		return err
+	}
+	stopTelling, err := tell(counted, a, cfg.Metrics.Listen, log)
+	if err != nil {
+		return errors.Join(err, a.Close())
 	}
 	interrupt.Describe(ctx, interrupt.CleanUp{
 		Say: func(line string) { log.Warn(line) },
@@ -106,7 +113,7 @@ func runServe(ctx context.Context, c *cli.Command) error {
 				"workspace_roots", cfg.Workspace.Roots, "took", time.Since(began).Round(time.Millisecond).String())
 		},
 	})
-	if err = errors.Join(err, a.Close()); err != nil {
+	if err = errors.Join(err, a.Close(), stopTelling()); err != nil {
 		return err
 	}
 	if sig, ok := interrupt.By(ctx); ok {
@@ -115,6 +122,20 @@ func runServe(ctx context.Context, c *cli.Command) error {
 		log.Info("stopped", "reason", context.Cause(ctx).Error())
 	}
 	return nil
+}
+
+// tell serves metrics and health where the operator wants them.
+func tell(m *metrics.Metrics, a *agent.Agent, address string, log *slog.Logger) (stop func() error, err error) {
+	if address == "" {
+		return func() error { return nil }, nil
+	}
+	m.Watch(a.Figures)
+	s, err := metrics.Serve(metrics.Options{Metrics: m, Address: address, Healthy: a.Healthy, Ready: a.Ready, Log: log})
+	if err != nil {
+		return nil, err
+	}
+	log.Info("metrics are served", "address", s.Addr())
+	return s.Close, nil
 }
 
 // stdinFlag ties the agent's life to its parent's: the read end of a pipe ends with the process that holds the other,
