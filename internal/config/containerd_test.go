@@ -13,11 +13,11 @@ func TestAFileChangesOneKeyOfContainerdsRuntimesAndKeepsTheOthers(t *testing.T) 
 	c := Default(16 * gib)
 	require.NoError(t, Parse([]byte(`
 runtime: {default: runc, allowed: [embedded, runc, gvisor, kata]}
-containerd: {snapshotter: native, runtimes: {kata: {handler: io.containerd.kata-qemu.v2, config: /etc/kata.toml}, runc: {binary: /opt/runc}}}
+containerd: {snapshotter: native, images_from: k8s.io, runtimes: {kata: {handler: io.containerd.kata-qemu.v2, config: /etc/kata.toml}, runc: {binary: /opt/runc}}}
 `), &c))
 	require.NoError(t, c.Validate())
 	require.Equal(t, Containerd{
-		Address: "/run/containerd/containerd.sock", Namespace: "sandbox-agent", Snapshotter: "native",
+		Address: "/run/containerd/containerd.sock", Namespace: "sandbox-agent", Snapshotter: "native", ImagesFrom: "k8s.io",
 		Runtimes: ContainerdRuntimes{
 			Runc:   ContainerdRuntime{Handler: "io.containerd.runc.v2", Binary: "/opt/runc"},
 			Gvisor: ContainerdRuntime{Handler: "io.containerd.runsc.v1"},
@@ -44,9 +44,11 @@ func TestAHandlerIsOfTheFamilyThatItsRuntimePromises(t *testing.T) {
 		"runtimes: {kata: {config: kata.toml}}":                 "containerd.runtimes.kata.config",
 		"runtimes: {runc: {binary: /}}":                         "containerd.runtimes.runc.binary",
 		"runtimes: {crun: {handler: io.containerd.runc.v2}}":    "containerd.runtimes.crun is no key",
-		"namespace: ../x":       "containerd.namespace",
-		"namespace: ''":         "containerd.namespace",
-		"snapshotter: over/lay": "containerd.snapshotter",
+		"namespace: ../x":            "containerd.namespace",
+		"namespace: ''":              "containerd.namespace",
+		"snapshotter: over/lay":      "containerd.snapshotter",
+		"images_from: ../x":          "containerd.images_from",
+		"images_from: sandbox-agent": "containerd.images_from",
 	} {
 		c := Default(16 * gib)
 		err := Parse([]byte("containerd: {"+text+"}"), &c)
