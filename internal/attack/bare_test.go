@@ -35,11 +35,10 @@ const owner = 4321
 // bare is a Place without a sandbox: commands are run by a user of the node. They have a PID namespace, so that the test can end
 // them all, with a process 1 of that user's.
 type bare struct {
-	t        testing.TB
-	g        *grounds
-	init     *exec.Cmd
-	initPID  string
-	commands int
+	t       testing.TB
+	g       *grounds
+	init    *exec.Cmd
+	initPID string
 }
 
 func newBare(t testing.TB, g *grounds) *bare {

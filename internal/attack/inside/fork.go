@@ -26,9 +26,9 @@ func fork1(flags uintptr, seconds int64) (int, error) {
 	wait := unix.Timespec{Sec: seconds}
 	pid, _, e := unix.RawSyscall6(unix.SYS_CLONE, flags|uintptr(unix.SIGCHLD), 0, 0, 0, 0, 0)
 	if e == 0 && pid == 0 {
-		unix.RawSyscall(unix.SYS_NANOSLEEP, uintptr(unsafe.Pointer(&wait)), 0, 0)
+		_, _, _ = unix.RawSyscall(unix.SYS_NANOSLEEP, uintptr(unsafe.Pointer(&wait)), 0, 0)
 		for {
-			unix.RawSyscall(unix.SYS_EXIT_GROUP, 0, 0, 0)
+			_, _, _ = unix.RawSyscall(unix.SYS_EXIT_GROUP, 0, 0, 0)
 		}
 	}
 	return int(pid), asError(e)
@@ -43,7 +43,7 @@ func fork(a *attacker, args []string) error {
 	for n := 1; n <= limit+50; n++ {
 		a.tried++
 		if _, err := fork1(0, life); err != nil {
-			return nil // the children end with the command, or by themselves
+			return nil //nolint:nilerr // that there are no more is what must be; they end with the command, or by themselves
 		}
 	}
 	a.got("%d processes; the limit is %d", limit+50, limit)
@@ -72,22 +72,22 @@ func comet(a *attacker, _ []string) error {
 func startComet(beat uintptr) error {
 	var now, end unix.Timespec
 	one := byte('.')
-	unix.RawSyscall(unix.SYS_CLOCK_GETTIME, unix.CLOCK_MONOTONIC, uintptr(unsafe.Pointer(&end)), 0)
+	_, _, _ = unix.RawSyscall(unix.SYS_CLOCK_GETTIME, unix.CLOCK_MONOTONIC, uintptr(unsafe.Pointer(&end)), 0)
 	end.Sec += 5
 	pid, _, e := unix.RawSyscall6(unix.SYS_CLONE, uintptr(unix.SIGCHLD), 0, 0, 0, 0, 0)
 	if e != 0 || pid != 0 {
 		return asError(e)
 	}
-	unix.RawSyscall(unix.SYS_SETSID, 0, 0, 0)
+	_, _, _ = unix.RawSyscall(unix.SYS_SETSID, 0, 0, 0)
 	for {
-		unix.RawSyscall(unix.SYS_CLOCK_GETTIME, unix.CLOCK_MONOTONIC, uintptr(unsafe.Pointer(&now)), 0)
+		_, _, _ = unix.RawSyscall(unix.SYS_CLOCK_GETTIME, unix.CLOCK_MONOTONIC, uintptr(unsafe.Pointer(&now)), 0)
 		if now.Sec >= end.Sec {
-			unix.RawSyscall(unix.SYS_EXIT_GROUP, 0, 0, 0)
+			_, _, _ = unix.RawSyscall(unix.SYS_EXIT_GROUP, 0, 0, 0)
 		}
-		unix.RawSyscall(unix.SYS_WRITE, beat, uintptr(unsafe.Pointer(&one)), 1)
+		_, _, _ = unix.RawSyscall(unix.SYS_WRITE, beat, uintptr(unsafe.Pointer(&one)), 1)
 		pid, _, e := unix.RawSyscall6(unix.SYS_CLONE, uintptr(unix.SIGCHLD), 0, 0, 0, 0, 0)
 		if e == 0 && pid != 0 {
-			unix.RawSyscall(unix.SYS_EXIT_GROUP, 0, 0, 0)
+			_, _, _ = unix.RawSyscall(unix.SYS_EXIT_GROUP, 0, 0, 0)
 		}
 	}
 }

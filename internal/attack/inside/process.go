@@ -56,9 +56,7 @@ func byMemory(a *attacker, pid int) {
 func byNumber(a *attacker, pid int) {
 	var limit unix.Rlimit
 	a.attempt(unix.Prlimit(pid, unix.RLIMIT_NOFILE, nil, &limit), "prlimit on %d", pid)
-	if unix.Getpriority(unix.PRIO_PROCESS, pid); pid > 0 {
-		a.attempt(unix.Setpriority(unix.PRIO_PROCESS, pid, 5), "setpriority on %d", pid)
-	}
+	a.attempt(unix.Setpriority(unix.PRIO_PROCESS, pid, 5), "setpriority on %d", pid)
 	var cpus unix.CPUSet
 	if unix.SchedGetaffinity(0, &cpus) == nil {
 		a.attempt(unix.SchedSetaffinity(pid, &cpus), "sched_setaffinity on %d", pid)
