@@ -68,7 +68,7 @@ func newHostOn(t testing.TB, root, name string, transport Transport) *host {
 	h.d = containerd.StartOn(t, root, "runc", name)
 	h.opts = Options{
 		Name: name, Address: h.d.Address, StateDir: h.state, CgroupParent: h.parent, Transport: transport,
-		Log: slog.New(slog.NewTextHandler(os.Stderr, nil)),
+		CallTime: testkit.Patience() / 3, Log: slog.New(slog.NewTextHandler(os.Stderr, nil)),
 	}
 	h.r = h.runtime()
 	t.Cleanup(h.end)

@@ -27,7 +27,10 @@ var (
 const patience = 20 * time.Minute
 
 // slow is the environment of tests that wait for things which an emulated processor does, maybe of a busy machine.
-var slow = []string{testkit.MustRun + "=1", "SANDBOX_TEST_PATIENCE=10m"}
+var slow = []string{testkit.MustRun + "=1", "SANDBOX_TEST_PATIENCE=10m", long + "=" + os.Getenv(long)}
+
+// long is set to 1 where everything is to be tried.
+const long = "SANDBOX_TEST_LONG"
 
 // runcTests are those of internal/runtime/containerd that show what depends on cgroups, mounts and namespaces, once for each way
 // to do it. The rest is the same on every node, and runs on the machine itself.
@@ -45,7 +48,7 @@ func TestOnEmulatedNodes(t *testing.T) {
 	p, dir := build(t)
 	for name, n := range map[string]node{
 		"Kata": {
-			suite: "tests/kata/vm", args: append(pattern(""), "-test.skip", needsRules), env: append(slow, "SANDBOX_TEST_KATA=1"), memory: 2560,
+			suite: "tests/kata/vm", args: append(pattern(""), "-test.skip", needsRules), env: append([]string{"SANDBOX_TEST_KATA=1"}, slow...), memory: 2560,
 			modules: []string{"tun", "fuse", "overlay"}, add: addKata,
 		},
 		"Runc": {suite: "internal/runtime/containerd", args: pattern(runcTests), env: slow, memory: 2048, modules: []string{"overlay"}},
