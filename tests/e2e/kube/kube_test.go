@@ -1,7 +1,10 @@
 package kube
 
 import (
+	"errors"
 	"fmt"
+	"io"
+	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
@@ -52,6 +55,19 @@ func TestTheAgentsPodHasNoMoreThanItNeeds(t *testing.T) {
 	require.True(t, p.Spec.Containers[0].SecurityContext.ReadOnlyRootFilesystem)
 	for _, m := range p.Spec.Containers[0].VolumeMounts {
 		require.NotContains(t, m.MountPath, "serviceaccount")
+	}
+}
+
+func TestMetricsAndHealthAreServedAtThePodsAddress(t *testing.T) {
+	deploy(t)
+	address := kubectl(t, "-n", namespace, "get", "pod", pod(t), "-o", "jsonpath={.status.podIP}:9464")
+	for path, says := range map[string]string{"metrics": "sandbox_agent_", "healthz": "", "readyz": ""} {
+		res, err := http.Get("http://" + address + "/" + path)
+		require.NoError(t, err)
+		b, err := io.ReadAll(res.Body)
+		require.NoError(t, errors.Join(err, res.Body.Close()))
+		require.Equal(t, http.StatusOK, res.StatusCode, "%s", b)
+		require.Contains(t, string(b), says)
 	}
 }
 
