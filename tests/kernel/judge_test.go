@@ -16,14 +16,17 @@ import (
 	"github.com/sandbox-agent/sandbox-agent/tests/kernel/seen"
 )
 
+func older(release, version string) bool {
+	return nodecheck.Feature{Since: "Linux " + version}.OlderThan(release)
+}
+
 // on is the expectation of a variation on a kernel.
 func (v variation) on(release string) expectation {
-	older := func(before string) bool { return nodecheck.Feature{Since: "Linux " + before}.OlderThan(release) }
-	if older(tooOld.before) {
+	if older(release, tooOld.before) {
 		return tooOld
 	}
 	for _, e := range v.expect {
-		if e.before == "" || older(e.before) {
+		if e.before == "" || older(release, e.before) {
 			return e
 		}
 	}
@@ -93,7 +96,7 @@ func refusedProblems(e expectation, check *sandboxv1.CheckNodeResponse, r seen.R
 	if r.Started {
 		said = r.Session
 	}
-	if !strings.Contains(said, e.says) {
+	if !says(said, e.says) {
 		wrong("the agent does not say %q: %s", e.says, said)
 	}
 }
@@ -105,12 +108,17 @@ func lineProblems(e expectation, check *sandboxv1.CheckNodeResponse, verdict san
 		if l.GetFeature() != string(e.feature) {
 			continue
 		}
-		if l.GetVerdict() == verdict && strings.Contains(l.GetDetail()+"\n"+l.GetRemedy()+"\n"+l.GetInstead(), e.says) {
+		if l.GetVerdict() == verdict && says(l.GetDetail()+"\n"+l.GetRemedy()+"\n"+l.GetInstead(), e.says) {
 			return
 		}
 		said += fmt.Sprintf("%s: %s; %s; ", l.GetVerdict(), l.GetDetail(), l.GetRemedy())
 	}
 	wrong("the check does not say %s about %s with %q: %s", verdict, e.feature, e.says, said)
+}
+
+// says ignores the case: a module's name is also that of its option.
+func says(text, what string) bool {
+	return strings.Contains(strings.ToLower(text), strings.ToLower(what))
 }
 
 // workProblems: a command ran, every attack was made and reached nothing, and its receipts verify.
