@@ -25,21 +25,30 @@ const (
 	stopWait   = 20 * time.Second
 )
 
-// agent is a real "sandbox-agent serve" with a fresh state folder and the default settings.
+// agent is a real "sandbox-agent serve" with a fresh state folder.
 type agent struct {
 	place  *place
+	args   []string // its command line
 	client *client.Client
 	log    *os.File
 	cmd    *exec.Cmd
 	ended  chan struct{}
 }
 
+// startAgent starts one with the default settings.
 func startAgent(ctx context.Context, p *place) (*agent, error) {
-	log, err := os.OpenFile(p.path("agent.log"), os.O_CREATE|os.O_APPEND|os.O_RDWR, 0o600)
+	return startAgentOn(ctx, p, "default", filepath.Join(p.bin, "sandbox-agent"))
+}
+
+// startAgentOn starts a program that is an agent, with more on its command line; name tells it from others.
+func startAgentOn(ctx context.Context, p *place, name, program string, more ...string) (*agent, error) {
+	log, err := os.OpenFile(p.path(name+".log"), os.O_CREATE|os.O_APPEND|os.O_RDWR, 0o600)
 	if err != nil {
 		return nil, err
 	}
-	a := &agent{place: p, client: client.New(p.path("exec.sock")), log: log}
+	a := &agent{place: p, client: client.New(p.path(name + ".sock")), log: log}
+	a.args = append([]string{program, "serve", "--state-dir", p.path(name + "-state"), "--socket", a.client.Socket,
+		"--workspace-root", p.path("work"), "--libexec-dir", p.bin}, more...)
 	if err := a.serve(ctx); err != nil {
 		return nil, errors.Join(err, a.end(), log.Close())
 	}
@@ -49,10 +58,8 @@ func startAgent(ctx context.Context, p *place) (*agent, error) {
 
 // serve starts the process and waits until it answers.
 func (a *agent) serve(ctx context.Context) error {
-	p := a.place
 	// Without a context: an interrupted run still needs its agent, to stop the sandboxes with evidence.
-	a.cmd = exec.Command(filepath.Join(p.bin, "sandbox-agent"), "serve", "--state-dir", p.path("state"),
-		"--socket", a.client.Socket, "--workspace-root", p.path("work"))
+	a.cmd = exec.Command(a.args[0], a.args[1:]...)
 	a.cmd.Stdout, a.cmd.Stderr = a.log, a.log
 	a.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // Ctrl-C is for this program
 	if err := a.cmd.Start(); err != nil {

@@ -20,6 +20,7 @@ func (r *report) judge() {
 	r.addRatio(nameExec, "runc exec", 0.35)
 	r.addRatio(nameStart, "runc run", 1.2)
 	r.addRatio(nameTrueIsolated, nameTrueShared, 1.1)
+	r.addRatio(nameListed, nameNoNetwork, 1.05)
 	r.addMedian(nameCreateRefs, 1000)
 	r.addMedian(nameCreatePack, 1000)
 	if r.Memory != nil {

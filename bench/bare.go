@@ -55,7 +55,7 @@ type floor struct {
 }
 
 func openFloor(p *place, name string) (*floor, error) {
-	file, err := os.OpenFile(p.path("state", name), os.O_CREATE|os.O_EXCL|os.O_WRONLY|os.O_APPEND, 0o600)
+	file, err := os.OpenFile(p.path("default-state", name), os.O_CREATE|os.O_EXCL|os.O_WRONLY|os.O_APPEND, 0o600)
 	if err != nil {
 		return nil, err
 	}

@@ -141,7 +141,7 @@ func createCases(ctx context.Context, o options, p *place, s *session) ([]testCa
 
 // createAndDelete times the making of a session until its sandbox has proved itself. The rest is not timed.
 func createAndDelete(ctx context.Context, p *place, c *client.Client, repo string) (time.Duration, error) {
-	before, err := diskUse(p.path("state", "workspaces"))
+	before, err := diskUse(p.path("default-state", "workspaces"))
 	if err != nil {
 		return 0, err
 	}
@@ -151,7 +151,7 @@ func createAndDelete(ctx context.Context, p *place, c *client.Client, repo strin
 	if err != nil {
 		return 0, err
 	}
-	after, err := diskUse(p.path("state", "workspaces"))
+	after, err := diskUse(p.path("default-state", "workspaces"))
 	if err == nil && after-before > keptLimit {
 		err = fmt.Errorf("the agent keeps %d bytes for a new session: objects were copied", after-before)
 	}

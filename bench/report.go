@@ -64,7 +64,7 @@ func (r *report) write(w io.Writer, file string) error {
 	}
 	fmt.Fprintf(w, "%s, version %s, Linux %s, %d CPUs, load before %s, %d rounds\n",
 		r.When.Format("2006-01-02 15:04 UTC"), r.Version, r.Kernel, r.CPUs, r.Load, r.Rounds)
-	for _, group := range []string{groupCommand, groupSandbox, groupSession, groupLayout, groupGit, groupCommit} {
+	for _, group := range []string{groupCommand, groupSandbox, groupSession, groupLayout, groupGit, groupCommit, groupPolicy, groupConnections} {
 		r.writeGroup(w, group)
 	}
 	r.writeThroughput(w)

@@ -18,6 +18,9 @@ const (
 	groupCommit  = "git commit"
 	groupLayout  = "a command without Git"
 	groupSession = "a session"
+	groupPolicy  = "a command under a network policy"
+
+	groupConnections = "64 connections"
 )
 
 // testCase takes one sample of each of its series at a time.
@@ -61,7 +64,7 @@ func one(f func(ctx context.Context) (time.Duration, error)) func(context.Contex
 func measureLatency(ctx context.Context, o options, p *place, s *session) ([]*series, error) {
 	var cases []testCase
 	for _, group := range []func(context.Context, options, *place, *session) ([]testCase, error){
-		bareCases, bubblewrapCase, ociCases, agentCases, receiptdCase, startCase, gitCases, trustedCase, commitCases, layoutCases, createCases,
+		bareCases, bubblewrapCase, ociCases, agentCases, receiptdCase, startCase, gitCases, trustedCase, commitCases, layoutCases, createCases, egressCases,
 	} {
 		more, err := group(ctx, o, p, s)
 		if err != nil {

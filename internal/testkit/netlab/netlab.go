@@ -243,14 +243,20 @@ func (s *Server) note(a net.Addr) {
 	}
 }
 
-// TCP serves on an address of a namespace until the test ends: it says its name, and the address of who came.
-func (l *Lab) TCP(ns, name, address string) *Server {
+// Listen is a TCP listener at an address of a namespace. The caller closes it.
+func (l *Lab) Listen(ns, address string) (ln net.Listener) {
 	l.T.Helper()
-	var ln net.Listener
 	l.inside(ns, func() (err error) {
 		ln, err = net.Listen("tcp", address)
 		return err
 	})
+	return ln
+}
+
+// TCP serves on an address of a namespace until the test ends: it says its name, and the address of who came.
+func (l *Lab) TCP(ns, name, address string) *Server {
+	l.T.Helper()
+	ln := l.Listen(ns, address)
 	s := &Server{Name: name, Address: ln.Addr().(*net.TCPAddr).AddrPort()}
 	l.T.Cleanup(func() { ln.Close() })
 	go func() {
@@ -271,11 +277,7 @@ func (l *Lab) TCP(ns, name, address string) *Server {
 // Silent takes the first connection to an address of a namespace, and neither reads nor writes.
 func (l *Lab) Silent(ns, address string) <-chan net.Conn {
 	l.T.Helper()
-	var ln net.Listener
-	l.inside(ns, func() (err error) {
-		ln, err = net.Listen("tcp", address)
-		return err
-	})
+	ln := l.Listen(ns, address)
 	l.T.Cleanup(func() { ln.Close() })
 	got := make(chan net.Conn, 1)
 	go func() {
