@@ -147,7 +147,7 @@ func removeFromNode(ctx context.Context, cfg *config.Config, c *cli.Command) err
 	} else {
 		errs = append(errs, removeEmptyCgroups(hostkernel.TreeOf(hs, cgroupParent).Dirs))
 	}
-	errs = append(errs, removeSocket(cfg.Socket.Path))
+	errs = append(errs, removeRunscState(cfg.Containerd.Namespace), removeSocket(cfg.Socket.Path))
 	// Last: while it is there, this can be run again.
 	if errors.Join(errs...) == nil {
 		errs = append(errs, os.RemoveAll(cfg.StateDir))
@@ -168,6 +168,17 @@ func removeEmptyCgroups(dirs []string) error {
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// removeRunscState takes away the empty network namespace that gVisor's runsc makes once for each of containerd's namespaces,
+// and keeps mounted.
+func removeRunscState(namespace string) error {
+	dir := filepath.Join("/run/containerd/runsc", namespace)
+	err := unix.Unmount(filepath.Join(dir, "null-netns"), unix.UMOUNT_NOFOLLOW|unix.MNT_DETACH)
+	if err != nil && !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.EINVAL) { // EINVAL: it is no mount
+		return fmt.Errorf("unmounting what gVisor keeps in %s: %w", dir, err)
+	}
+	return os.RemoveAll(dir)
 }
 
 // removeSocket also removes its folder if that is then empty.
