@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -13,6 +15,82 @@ import (
 	sandboxv1 "github.com/sandbox-agent/sandbox-agent/api/sandbox/v1"
 	"github.com/sandbox-agent/sandbox-agent/internal/testkit"
 )
+
+// survivor is a way to stay behind. The script starts at least one process with WORD among its arguments, waits until
+// it runs, and returns while it still does.
+type survivor struct{ name, script string }
+
+var survivors = []survivor{
+	{"in the background", `(exec -a WORD sleep 1000) & `},
+	{"detached, double-forked, in a session of its own", `(setsid bash -c '(exec -a WORD sleep 1000) & disown' </dev/null >/dev/null 2>&1 &)`},
+	{"behind nohup, holding the output open", `nohup bash -c 'exec -a WORD sleep 1000' &`},
+	{"deaf to every signal", `bash -c 'trap "" HUP INT QUIT TERM USR1 USR2 ALRM; exec -a WORD sleep 1000' &`},
+	{"stopped", `bash -c 'kill -STOP $$; :' WORD &`},
+	{"stopped, in a session of its own", `setsid bash -c 'kill -STOP $$; :' WORD &`},
+	{"in a process group of its own", `set -m; (exec -a WORD sleep 1000) & set +m`},
+	{"under a reaper of its own", `python3 -c 'import ctypes,os,time
+ctypes.CDLL(None).prctl(36,1,0,0,0)
+if os.fork()==0:
+    os.setsid()
+    if os.fork()==0: os.execvp("sleep",["WORD","1000"])
+    time.sleep(1000)
+time.sleep(1000)' WORD &`},
+	{"as a thread whose leader is gone", `python3 -c 'import threading,ctypes,time
+threading.Thread(target=time.sleep,args=(1000,)).start()
+ctypes.CDLL(None).syscall(60 if __import__("os").uname().machine=="x86_64" else 93,0)' WORD &`},
+	{"traced by another survivor", `python3 -c 'import ctypes,os,time
+p=os.fork()
+if p==0: os.execvp("sleep",["WORD","1000"])
+l=ctypes.CDLL(None); l.ptrace(0x4206,p,0,0x100000)
+time.sleep(1000)' WORD &`},
+	{"waiting in vfork", `python3 -c 'import subprocess,time
+subprocess.Popen(["bash","-c","exec -a WORD sleep 1000"],start_new_session=True,close_fds=True); time.sleep(1000)' WORD &`},
+}
+
+// awaitWord makes a script wait until a process with that word is to be seen inside.
+func awaitWord(script, word string) string {
+	// The brackets keep grep from finding itself.
+	return strings.ReplaceAll(script, "WORD", word) +
+		fmt.Sprintf("\nuntil cat /proc/[0-9]*/task/*/cmdline 2>/dev/null | tr '\\0' '\\n' | grep -qx '[%s]%s'; do :; done\n", word[:1], word[1:])
+}
+
+func TestP3NothingOfACommandIsAliveWhenItIsAnswered(t *testing.T) {
+	testkit.Need(t, testkit.Program("python3"), testkit.Program("setsid"))
+	s := newSession(t, "")
+	for i, sv := range survivors {
+		t.Run(sv.name, func(t *testing.T) {
+			s.within(t)
+			word := fmt.Sprintf("survivor-%d-%d", os.Getpid(), i)
+			s.put("gate", "", 0o644)
+			// The control case: while the command runs, the survivor is there and can be seen from the node.
+			_, answer := s.start(awaitWord(sv.script, word)+"touch seen-"+word+"\nwhile [ -e gate ]; do :; done\nexit 7", patience)
+			s.Until("the survivor runs", func() bool {
+				_, err := os.Stat(filepath.Join(s.worktree, "seen-"+word))
+				return err == nil
+			})
+			s.Until("the control case: it is to be seen from the node", func() bool { return len(processes(s.T, word)) > 0 })
+			require.NoError(t, os.Remove(filepath.Join(s.worktree, "gate")))
+			res := <-answer
+			gone(t, word)
+			require.Equal(t, sandboxv1.ExecResult_EXITED, res.GetStatus(), res.GetReason())
+			require.EqualValues(t, 7, res.GetExitCode())
+			s.verified(res)
+		})
+	}
+	s.alive()
+}
+
+func TestP3TheEndOfTheTimeReachesEveryGeneration(t *testing.T) {
+	s := newSession(t, "limits: {grace: 200ms}\n")
+	word := fmt.Sprintf("generation-%d", os.Getpid())
+	script := strings.ReplaceAll(`trap "" TERM HUP INT
+bash -c 'trap "" TERM; setsid bash -c "trap \"\" TERM; (exec -a WORD sleep 1000) & exec -a WORD sleep 1000" & exec -a WORD sleep 1000' &
+while :; do :; done`, "WORD", word)
+	res := s.exec(script, time.Second)
+	require.Equal(t, sandboxv1.ExecResult_TIMED_OUT, res.GetStatus())
+	gone(t, word)
+	s.alive()
+}
 
 func TestP3ACommandThatForksWhileItDiesLeavesNothing(t *testing.T) {
 	testkit.Need(t, testkit.Program("python3"))
@@ -42,6 +120,17 @@ while True: pass
 	s.alive()
 }
 
+func TestP3ACommandCannotHideInANamespaceOfItsOwn(t *testing.T) {
+	s := newSession(t, "")
+	for _, flags := range []string{"-U", "-Ur", "-m", "-p --fork", "-n", "-i", "-u", "-C", "-T", "-Urpf"} {
+		res := s.exec("unshare "+flags+" true", 0)
+		require.NotZero(t, res.GetExitCode(), flags)
+		require.Contains(t, res.GetStderrText(), "Operation not permitted", flags)
+	}
+	res := s.exec("for n in pid mnt user net; do nsenter --$n=/proc/self/ns/$n true && echo entered; done; true", 0)
+	require.NotContains(t, res.GetStdoutText(), "entered")
+}
+
 func TestP3ACommandCannotEndOrStopPid1(t *testing.T) {
 	s := newSession(t, "")
 	res := s.exec("for n in $(seq 1 64); do kill -$n 1; done 2>/dev/null; kill -9 -1 2>/dev/null; echo still here", 0)
@@ -49,6 +138,24 @@ func TestP3ACommandCannotEndOrStopPid1(t *testing.T) {
 	require.Contains(t, []sandboxv1.ExecResult_Status{sandboxv1.ExecResult_EXITED, sandboxv1.ExecResult_SIGNALED}, res.GetStatus(), res.GetReason())
 	require.Equal(t, "exit 1\n", s.output("for n in 1 2 3 6 7 8 9 11 15 19 20 34 64; do kill -$n 1 2>/dev/null && echo sent $n; done; echo exit $(kill -0 1 2>/dev/null; echo $?)"))
 	s.alive()
+}
+
+func TestP4OneCommandRunsAtATime(t *testing.T) {
+	s := newSession(t, "")
+	const n = 8
+	var wg sync.WaitGroup
+	results := make([]*sandboxv1.ExecResult, n)
+	for i := range n {
+		_, answer := s.start("mkdir lock || exit 9; for i in $(seq 200); do :; done; pgrep -c bash; rmdir lock", patience)
+		wg.Add(1)
+		go func() { defer wg.Done(); results[i] = <-answer }()
+	}
+	wg.Wait()
+	for _, r := range results {
+		require.NotNil(t, r)
+		require.Equal(t, sandboxv1.ExecResult_EXITED, r.GetStatus(), r.GetReason())
+		require.Zero(t, r.GetExitCode(), "another command held the lock: %s", r.GetStderrText())
+	}
 }
 
 // A command that is followed by another sees nothing of it, and leaves nothing to it but files.
