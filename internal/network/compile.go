@@ -39,9 +39,6 @@ func compile(r listeners.Rule, on layer) [][]expr.Any {
 		all = and(all, l4proto(expr.CmpOpNeq, p))
 	}
 	all = and(all, fragment(r))
-	if r.Loopback {
-		all = and(all, meta(expr.MetaKeyOIFNAME, expr.CmpOpEq, []byte("lo\x00")))
-	}
 	if r.Opens {
 		all = and(all, opens())
 	}

@@ -6,6 +6,7 @@ import (
 	"os/exec"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -102,6 +103,44 @@ func TestP10AListenerBesideASandboxIsTheManagementsAlone(t *testing.T) {
 	for _, who := range []string{"receiptd", "root of the node", "another user of the node"} {
 		require.Equal(t, all("reached x", len(closed)), s.tryAs(who, closed), who)
 	}
+}
+
+// toAll sends to everybody on the link, and to groups that everybody is in.
+const toAll = `
+import socket
+def send(s, to):
+    s.setsockopt(socket.SOL_SOCKET, socket.SO_BROADCAST, 1)
+    try: s.sendto(b"x", to)
+    except OSError: pass
+four, six = (socket.socket(f, socket.SOCK_DGRAM) for f in (socket.AF_INET, socket.AF_INET6))
+for a in ("224.0.0.1", "255.255.255.255", "127.255.255.255"): send(four, (a, 5000))
+send(six, ("ff02::1", 5000, 0, socket.if_nametoindex("eth0"))); send(six, ("ff01::1", 5000, 0, socket.if_nametoindex("lo")))
+four.sendto(b"x", ("127.0.0.1", 8000)) # the last
+`
+
+func TestP10WhatIsSentToAllDoesNotComeBackToWhatIsBeside(t *testing.T) {
+	s := newShared(t)
+	beside, last := s.UDP(s.rec.Namespace, "x", "[::]:5000"), s.UDP(s.rec.Namespace, "x", "127.0.0.1:8000")
+	heard := func(who string) int {
+		t.Helper()
+		before, n := len(beside.Peers()), len(last.Peers())
+		args := append(s.as(who), "python3", "-c", toAll)
+		cmd := exec.Command(args[0], args[1:]...)
+		cmd.Env = []string{everybodys}
+		out, err := cmd.CombinedOutput()
+		require.NoError(t, err, string(out))
+		require.Eventually(t, func() bool { return len(last.Peers()) > n }, time.Minute, time.Millisecond)
+		args = append(s.as("receiptd"), "python3", "-c", attempts, "udp 127.0.0.1 5000") // answered after all before
+		out, err = exec.Command(args[0], args[1:]...).CombinedOutput()
+		require.NoError(t, err, string(out))
+		require.Equal(t, "reached x\n", string(out))
+		return len(beside.Peers()) - before - 1
+	}
+	require.GreaterOrEqual(t, heard("receiptd"), 3, "control: over both families it comes back to whoever may")
+	require.Zero(t, heard("a command"))
+	_, err := s.nft("receiptd", "flush ruleset")
+	require.NoError(t, err)
+	require.GreaterOrEqual(t, heard("a command"), 3, "control: without rules inside")
 }
 
 // passing makes a socket as one user and connects it as another: uids before and after.

@@ -77,12 +77,10 @@ type Rule struct {
 	// Local: the destination is an address of the node, as its routing tables say.
 	Local bool
 	// NotUnicast: the destination is the node itself, a broadcast, multicast or anycast address, or nothing that the node
-	// has a route to, as the node's own routing tables say.
+	// has a route to, as the node's own routing tables say. Inside a sandbox those of its network namespace say it.
 	NotUnicast bool
 	// ToSandbox: the destination is another sandbox's.
 	ToSandbox bool
-	// Loopback: on its way out of the loopback interface.
-	Loopback bool
 	// Opens: it begins a connection. Protocols says of what.
 	Opens bool
 	// MadeBy: the socket that sends it was made by one of these users, as the network namespace's user namespace numbers them.
@@ -158,15 +156,16 @@ func (l List) Local() []Rule {
 
 // Inside are the rules for what is sent within a sandbox's own network namespace, where a management listener may be beside the
 // sandbox: its listed ports are for sockets that one of these users made. The kubelet's ports are not among them: it is never
-// there, and a command may serve itself at any other port.
+// there, and a command may serve itself at any other port. What goes to all hosts of a link, or to a group, comes back to
+// those who listen here.
 func (l List) Inside(management []uint32) []Rule {
-	rules := []Rule{{Why: "the management itself", Loopback: true, MadeBy: management, Action: Admit}}
+	rules := []Rule{{Why: "the management itself", NotUnicast: true, MadeBy: management, Action: Admit}}
 	if ports := sorted(l.TCP); len(ports) > 0 {
 		// What answers a connection may go to a port of this number: it was given to a client.
-		rules = append(rules, Rule{Why: "a management port", Loopback: true, Protocols: []uint8{TCP}, Opens: true, Ports: ports, Action: Refuse})
+		rules = append(rules, Rule{Why: "a management port", NotUnicast: true, Protocols: []uint8{TCP}, Opens: true, Ports: ports, Action: Refuse})
 	}
 	if ports := sorted(l.UDP); len(ports) > 0 {
-		rules = append(rules, Rule{Why: "a management port", Loopback: true, Protocols: []uint8{UDP}, Ports: ports, Action: Refuse})
+		rules = append(rules, Rule{Why: "a management port", NotUnicast: true, Protocols: []uint8{UDP}, Ports: ports, Action: Refuse})
 	}
 	return rules
 }

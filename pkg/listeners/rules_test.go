@@ -21,7 +21,6 @@ type packet struct {
 	fragment   bool
 	local      bool // to the node
 	sandbox    bool // to another sandbox
-	loopback   bool
 	opens      bool
 	by         uint32
 }
@@ -54,7 +53,6 @@ func (r Rule) matches(p packet) bool {
 		r.Local && !p.local,
 		r.NotUnicast && !p.local,
 		r.ToSandbox && !p.sandbox,
-		r.Loopback && !p.loopback,
 		r.Opens && !p.opens,
 		len(r.MadeBy) > 0 && !slices.Contains(r.MadeBy, p.by):
 		return false
@@ -177,9 +175,9 @@ func TestP10WithinASandboxAListedPortIsTheManagementsAlone(t *testing.T) {
 		"a command's own port":              {packet{protocol: TCP, port: 10250, opens: true, by: command}, Admit},
 		"the same number of UDP":            {packet{protocol: UDP, port: 44772, by: command}, Admit},
 	} {
-		c.p.loopback = true
+		c.p.local = true
 		require.Equal(t, c.want, decide(inside, c.p), name)
-		c.p.loopback = false
+		c.p.local = false
 		require.Equal(t, Admit, decide(inside, c.p), "%s, on its way out of the sandbox, where other rules are", name)
 	}
 	require.Len(t, List{}.Inside([]uint32{management}), 1, "without ports nothing is refused")
