@@ -21,6 +21,7 @@ if [ "${KUBE_NODE_INSIDE:-}" = "" ]; then
   # The kubelet sets these for the whole machine.
   sysctl -e vm.overcommit_memory vm.panic_on_oom kernel.panic kernel.panic_on_oops kernel.keys.root_maxkeys kernel.keys.root_maxbytes \
     >"$KUBE_NODE_INSIDE/sysctl"
+  # shellcheck disable=SC2317 # the trap calls it
   clean() {
     sysctl -q -p "$KUBE_NODE_INSIDE/sysctl" || true
     local c
@@ -70,7 +71,7 @@ while read -r at type options; do
     mount -t cgroup2 cgroup2 "$at"
     mkdir "$at/init" # controllers are given only to a cgroup whose parent has no process
     echo 1 >"$at/init/cgroup.procs"
-    for c in $(cat "$at/cgroup.controllers"); do echo "+$c" >"$at/cgroup.subtree_control"; done
+    tr ' ' '\n' <"$at/cgroup.controllers" | sed '/./s/^/+/' | while read -r c; do echo "$c" >"$at/cgroup.subtree_control"; done
   else
     options=$(tr ',' '\n' <<<"$options" | grep -vE '^(rw|ro|nosuid|nodev|noexec|(no|rel)atime|seclabel)$' | paste -sd,)
     mount -t cgroup -o "$options" cgroup "$at"
@@ -114,6 +115,7 @@ clusters: [{name: c, cluster: {server: "https://127.0.0.1", certificate-authorit
 users: [{name: u, user: {client-certificate: $run/pki/$1.crt, client-key: $run/pki/$1.key}}]
 END
 }
+from=$PWD
 cd "$run/pki"
 key ca
 openssl req -x509 -new -key ca.key -subj /CN=test-ca -days 2 -out ca.crt
@@ -126,7 +128,7 @@ certificate apikubelet /O=system:masters/CN=kube-apiserver-kubelet-client "" cli
 certificate manager /CN=system:kube-controller-manager "" clientAuth
 certificate scheduler /CN=system:kube-scheduler "" clientAuth
 certificate node "/O=system:nodes/CN=system:node:$node" "" clientAuth
-cd /
+cd "$from"
 export KUBECONFIG=$run/admin.conf
 
 # restrict_oom_score_adj: the kubelet's negative scores take CAP_SYS_RESOURCE, which a container that runs this may lack.

@@ -108,7 +108,7 @@ func manifests(t *testing.T) string {
 }
 
 // placesOfImages are the kustomizations that name images.
-var placesOfImages = []string{"overlays/runc", "overlays/gvisor", "overlays/kata"}
+var placesOfImages = []string{"overlays/runc", "overlays/gvisor", "overlays/kata", "uninstall"}
 
 // deployed says what is on the node: the images, once, and the DaemonSet.
 var deployed struct {
@@ -133,6 +133,8 @@ func deploy(t *testing.T) {
 		return
 	}
 	kubectl(t, "apply", "-k", filepath.Join(manifests(t), "overlays", "runc"))
+	// It would run at the half hour, in the middle of any test.
+	kubectl(t, "-n", namespace, "patch", "cronjob", "sandbox-egress-probe", "-p", `{"spec":{"suspend":true}}`)
 	ready(t)
 	deployed.ready = true
 }

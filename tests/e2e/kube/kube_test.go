@@ -26,7 +26,7 @@ func TestACommandOfASessionRunsWithAReceipt(t *testing.T) {
 
 	got := s.get()
 	require.Equal(t, "runc", got.GetSandbox().GetRuntime())
-	require.Equal(t, []string{got.GetSandbox().GetId()}, containers(t), "the sandbox is containerd's, not the pod's")
+	require.Contains(t, containers(t), got.GetSandbox().GetId(), "the sandbox is containerd's, not the pod's")
 	require.Contains(t, got.String(), deployed.rootfs, "the session says which image, by digest")
 	s.receiptsHold(got.GetSandbox().GetId())
 	info, err := os.Stat(filepath.Join(s.worktree, "file"))

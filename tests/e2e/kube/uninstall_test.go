@@ -3,7 +3,6 @@ package kube
 import (
 	"os"
 	"path/filepath"
-	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -63,7 +62,7 @@ func TestUninstallLeavesWorkspacesAndArchivedReceiptsAlone(t *testing.T) {
 		return err == nil
 	})
 	kubectl(t, "delete", "-k", filepath.Join(dir, "uninstall"))
-	kubectl(t, "delete", "-k", filepath.Join(dir, "overlays", "runc"))
+	kubectl(t, "delete", "-k", filepath.Join(dir, "overlays", "runc"), "--ignore-not-found")
 	deployed.ready = false
 
 	require.NoDirExists(t, stateDir)
@@ -85,5 +84,5 @@ func TestUninstallLeavesWorkspacesAndArchivedReceiptsAlone(t *testing.T) {
 	require.NoError(t, err)
 	require.Len(t, receipts, 1)
 	out := run(t, filepath.Join(os.Getenv(programsEnv), "sandbox-agent"), "receipt", "verify", "--all", filepath.Dir(filepath.Dir(receipts[0])))
-	require.False(t, strings.Contains(out, "no receipt"), out)
+	require.Contains(t, out, sandbox+": 1 receipts, verified")
 }
