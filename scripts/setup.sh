@@ -16,7 +16,8 @@ die() {
 # its Git or Node.js some other way is fine as it is.
 build=(git:git curl:curl gcc:gcc make:make)
 test=("${build[@]}" python3:python3 jq:jq ip:iproute2 unshare:util-linux ps:procps bwrap:bubblewrap
-  nft:nftables runc:runc crun:crun gdb:gdb strace:strace cpio:cpio npm:npm)
+  nft:nftables runc:runc crun:crun gdb:gdb strace:strace cpio:cpio npm:npm
+  dpkg-deb:dpkg nginx:nginx-light fcgiwrap:fcgiwrap)
 lint=("${build[@]}" shellcheck:shellcheck)
 generate=("${build[@]}" npm:npm)
 kernel=("${test[@]}" qemu-system-x86_64:qemu-system-x86 modprobe:kmod mkfs.ext4:e2fsprogs xz:xz-utils zstd:zstd lz4:lz4)
@@ -67,6 +68,12 @@ if [ ${#missing[@]} -gt 0 ]; then
     die "these Debian packages are missing: ${missing[*]}. Run this as root, or install them first."
   say "setup: installing ${missing[*]}"
   export DEBIAN_FRONTEND=noninteractive
+  # Debian starts a service when it installs it. The tests start an nginx of their own, and nobody asked for another.
+  if [ ! -e /usr/sbin/policy-rc.d ]; then
+    trap 'rm -f /usr/sbin/policy-rc.d' EXIT
+    printf '#!/bin/sh\nexit 101\n' >/usr/sbin/policy-rc.d
+    chmod 0755 /usr/sbin/policy-rc.d
+  fi
   # A list that is already there may do; a fresh machine has none.
   apt-get install -y --no-install-recommends "${missing[@]}" >/dev/null 2>&1 || {
     apt-get update -qq
