@@ -31,12 +31,12 @@ type Machine struct {
 	CPUs      int           // 2 by default
 	CPU       string        // qemu's name for what is emulated; "max" by default
 	Parallel  bool          // emulate its two processors in a thread for each
-	Quiet     time.Duration // bound of a guest that has said nothing yet; three minutes by default
+	Quiet     time.Duration // bound of a guest that has said nothing yet; ten minutes by default
 	Dir       string        // scratch: the console's text in the end (console.log); its path is short, for a socket
 }
 
-// patience is the default of Machine.Quiet: many times what a boot takes.
-const patience = 3 * time.Minute
+// patience is the default of Machine.Quiet: many times what a boot takes, also on a machine that does ten other things.
+const patience = 10 * time.Minute
 
 // Boot starts the machine, gives each line of its results to line, and waits for its end, which is at the latest that of the
 // context. It fails unless the guest said in its last line that it is done, and then switched itself off: a kernel that panics

@@ -256,7 +256,7 @@ func useAgent(r *seen.Result) error {
 	r.Attacks = parse(said)
 	r.Attacks[aliveAfter] = held(len(strayProcesses()) == 0)
 	// The command's memory is its own affair, and the sandbox goes on.
-	said, err = run(useMemory)
+	said, _ = run(useMemory) // how it ends is not asked: what it printed is
 	r.Attacks[moreMemory] = held(!strings.Contains(said, usedMemory))
 	step("its commands have run")
 	if said, err = run("echo still here"); err != nil || strings.TrimSpace(said) != "still here" {
