@@ -18,7 +18,7 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 debian_apt "$work/apt" "$suite" "$suite-updates" "$suite-security"
 # apt counts itself as essential. Nothing is installed in a sandbox, so it is left out.
-apt+=(-o pkgCacheGen::ForceEssential=,)
+apt+=(-o 'pkgCacheGen::ForceEssential=,')
 
 mapfile -t wanted < <(sed -E 's/#.*//; /^\s*$/d' rootfs/packages)
 # "Inst NAME (VERSION …": what would be installed in an empty system.

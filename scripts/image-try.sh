@@ -20,9 +20,7 @@ work=$(mktemp -d /var/tmp/sandbox-image-try-XXXXXX)
 agent=
 cleanup() {
   local status=$?
-  if [ "$agent" ]; then
-    kill "$agent" 2>/dev/null && wait "$agent" || true
-  fi
+  if [ "$agent" ] && kill "$agent" 2>/dev/null; then wait "$agent" || true; fi
   if [ $status != 0 ] && [ -s "$work/log" ]; then tail -n 20 "$work/log" >&2; fi
   rm -rf --one-file-system "$work"
 }

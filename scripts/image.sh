@@ -32,7 +32,9 @@ while getopts o:n option; do
 done
 SOURCE_DATE_EPOCH=$(sed -nE '1s/.* SOURCE_DATE_EPOCH=([0-9]+)$/\1/p' "$lock")
 suite=$(sed -nE '1s/^# Debian ([a-z]+),.*/\1/p' "$lock")
-[ -n "$SOURCE_DATE_EPOCH" ] && [ -n "$suite" ] || die "the first line of $lock names no suite and date: make it with scripts/image-lock.sh"
+if [ -z "$SOURCE_DATE_EPOCH" ] || [ -z "$suite" ]; then
+  die "the first line of $lock names no suite and date: make it with scripts/image-lock.sh"
+fi
 export SOURCE_DATE_EPOCH
 
 # fetch puts every package of the lock into the cache, under its checksum.
