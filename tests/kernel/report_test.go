@@ -195,7 +195,9 @@ func shape(part string) string {
 	return cells.ReplaceAllString(after, "| $1 |")
 }
 
+// With -write its first part is written anew, which takes no kernel: go test ./tests/kernel -run TheDocument -write.
 func TestTheDocumentIsOfTheseKernelsSuitesAndVariations(t *testing.T) {
+	(&bench{}).write(t)
 	b, err := os.ReadFile(document)
 	require.NoError(t, err)
 	text := string(b)
