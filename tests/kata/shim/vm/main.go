@@ -46,8 +46,8 @@ import (
 	"github.com/sandbox-agent/sandbox-agent/tests/kata/shim/wire"
 )
 
-// bootTime bounds a VM's start, which emulation makes slow.
-const bootTime = 2 * time.Minute
+// bootTime bounds a VM's start where whoever asked for it never stops waiting.
+const bootTime = 15 * time.Minute
 
 // lostStatus is the exit status of all that ran in a VM that was lost.
 const lostStatus = 255
