@@ -44,7 +44,7 @@ func TestAnImageThatAnotherNamespaceHasIsTakenAndOutlivesItThere(t *testing.T) {
 	spec.Rootfs = "localhost/tools@" + digest
 	s = h.create(spec)
 	out, _ := h.attach(s, spec, 1).run("cat /etc/of-the-image")
-	require.Equal(t, "image\n", out)
+	require.Equal(t, "image", out)
 	h.stop(s)
 }
 
