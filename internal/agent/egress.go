@@ -103,6 +103,12 @@ type networkUse struct {
 	total           network.Traffic
 }
 
+// reading is what was counted of a sandbox at some time.
+type reading struct {
+	sandbox string
+	traffic network.Traffic
+}
+
 // beginUse counts from here on for an exec. It runs before anything of it does.
 func (s *session) beginUse(e *execution) {
 	s.mu.Lock()
@@ -111,13 +117,16 @@ func (s *session) beginUse(e *execution) {
 	if connected {
 		u.sandbox = s.rec.Sandbox.ID
 	}
+	last := s.metered
 	s.mu.Unlock()
 	if !connected || s.agent.networks == nil {
 		return
 	}
-	var err error
-	if u.before, err = s.agent.networks.Traffic(u.sandbox); err != nil {
-		s.log.Warn("what the command does over the network is not counted", "exec", u.execID, "error", err)
+	if u.before = last.traffic; last.sandbox != u.sandbox {
+		var err error
+		if u.before, err = s.agent.networks.Traffic(u.sandbox); err != nil {
+			s.log.Warn("what the command does over the network is not counted", "exec", u.execID, "error", err)
+		}
 	}
 	s.mu.Lock()
 	s.usage, s.unasked = u, networkUse{}
@@ -135,12 +144,13 @@ func (s *session) endUse() *networkUse {
 	ctx, cancel := context.WithTimeout(s.agent.ctx, attachTimeout)
 	defer cancel()
 	now, err := s.agent.networks.Traffic(u.sandbox)
+	known := reading{u.sandbox, now}
 	if err = errors.Join(err, s.agent.networks.Settle(ctx)); err != nil {
 		s.log.Warn("what the command did over the network is not known", "exec", u.execID, "error", err)
-		now = u.before
+		now, known = u.before, reading{}
 	}
 	s.mu.Lock()
-	s.usage = nil
+	s.usage, s.metered = nil, known
 	s.mu.Unlock()
 	u.total = now.Since(u.before)
 	return u

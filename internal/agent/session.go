@@ -43,8 +43,10 @@ type session struct {
 	live    map[string]*execution // queued and running ones, by exec id
 	running *execution
 	usage   *networkUse // of the running exec; nil without a network
-	unasked networkUse  // what is refused while usage is nil: after a restart of the agent under a command, for one
-	active  bool        // the goroutine runs
+	// counted is the last reading of the sandbox's counters: nothing of a sandbox sends between two commands.
+	metered reading
+	unasked networkUse // what is refused while usage is nil: after a restart of the agent under a command, for one
+	active  bool       // the goroutine runs
 	deleted bool
 	sandbox *attached // nil when there is none, or none is attached
 	grants  *grantSet // nil when there are none, or their contents are lost

@@ -700,12 +700,13 @@ func (r *egressRules) remove(rec *Record) error {
 	return nil
 }
 
-// traffic reads the counters of a sandbox.
+// traffic reads the counters of a sandbox: over one socket, as each command of one with a network waits for it.
 func (r *egressRules) traffic(id string) (Traffic, error) {
-	c, err := dialNFT()
+	c, err := nftables.New(nftables.AsLasting())
 	if err != nil {
-		return Traffic{}, err
+		return Traffic{}, fmt.Errorf("%w: reaching nftables: %w (kernel option CONFIG_NF_TABLES)", ErrUnavailable, err)
 	}
+	defer func() { _ = c.CloseLasting() }()
 	var t Traffic
 	for _, o := range []struct {
 		object nftables.Obj
