@@ -239,7 +239,7 @@ func useAgent(r *seen.Result) error {
 	}
 	defer stop()
 	socket := []string{"--socket", work + "/exec.sock"}
-	created, err := output(agent(seen.Change{}, append([]string{"session", "create", "--repo", repo, "--branch", "topic", "--worktree", work + "/wt", "--memory", "64MiB"}, socket...)...))
+	created, err := output(agent(seen.Change{}, append([]string{"session", "create", "--repo", repo, "--branch", "topic", "--worktree", work + "/wt", "--memory", "40MiB"}, socket...)...))
 	if err != nil {
 		r.Session = created
 		return nil
@@ -307,10 +307,10 @@ const (
 	moreMemory = "P16: a command gets more memory than its session"
 )
 
-// useMemory has tail(1) hold twice as much as a command of the session may have.
+// useMemory has tail(1) hold half as much again as a command of the session may have.
 const (
-	useMemory  = "head -c 128M /dev/zero | tail -c 128M | wc -c"
-	usedMemory = "134217728"
+	useMemory  = "head -c 64M /dev/zero | tail -c 64M | wc -c"
+	usedMemory = "67108864"
 )
 
 // attacks is a script that says of each thing whether it was reached. repo is the base clone.
