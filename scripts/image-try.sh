@@ -17,12 +17,18 @@ for program in bwrap jq git; do
 done
 
 work=$(mktemp -d /var/tmp/sandbox-image-try-XXXXXX)
-agent=
+agent='' session=''
 cleanup() {
   local status=$?
-  if [ "$agent" ] && kill "$agent" 2>/dev/null; then wait "$agent" || true; fi
+  if [ "$session" ] && ! "$cli" session delete "$session" >/dev/null; then status=1; fi
+  # The agent is a child of bwrap's, which ends with it.
+  if [ "$agent" ]; then
+    kill "$(jq '."child-pid"' "$work/started")" 2>/dev/null || true
+    wait "$agent" || true
+  fi
   if [ $status != 0 ] && [ -s "$work/log" ]; then tail -n 20 "$work/log" >&2; fi
   rm -rf --one-file-system "$work"
+  exit $status
 }
 trap cleanup EXIT
 chmod 0755 "$work"
@@ -51,11 +57,10 @@ rootfs: $work/sandbox
 workspace: {roots: [$work/workspaces]}
 YAML
 
-# The agent sees its own image as /, with the node's processes, devices and cgroups as in a pod that is allowed these. It is
-# bwrap's own process, so that it is what gets the signal.
-bwrap --cap-add ALL --bind "$work/agent" / --bind /proc /proc --dev-bind /dev /dev --bind /sys /sys \
+# The agent sees its own image as /, with the node's processes, devices and cgroups as in a pod that is allowed these.
+bwrap --info-fd 3 --cap-add ALL --bind "$work/agent" / --bind /proc /proc --dev-bind /dev /dev --bind /sys /sys \
   --bind "$work" "$work" --setenv PATH /usr/local/bin:/usr/bin:/bin \
-  /usr/local/bin/sandbox-agent serve --config "$work/config.yaml" >"$work/log" 2>&1 &
+  /usr/local/bin/sandbox-agent serve --config "$work/config.yaml" 3>"$work/started" >"$work/log" 2>&1 &
 agent=$!
 for _ in $(seq 600); do
   if [ -S "$work/run/exec.sock" ]; then break; fi
@@ -76,5 +81,4 @@ while IFS=$'\t' read -r name command; do
     failed+=("$name")
   fi
 done <"$tools"
-"$cli" session delete "$session" >/dev/null
 [ ${#failed[@]} = 0 ] || die "these don't work in a sandbox: ${failed[*]}"
