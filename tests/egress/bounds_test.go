@@ -2,7 +2,6 @@ package egress
 
 import (
 	"fmt"
-	"strconv"
 	"strings"
 	"testing"
 
@@ -50,11 +49,10 @@ func (w *world) bounded(session string) {
 	require.EqualValues(t, mostConnections, r.GetNetwork().GetConnections())
 	beyond(r, `network\.egress\.connections`, "/tcp")
 
-	r = w.run(session, "for i in {1..1000}; do exec 3<>/dev/tcp/"+netlab.Web+"/80 || break; read -ru3; read -ru3; exec 3>&-; done; echo $i")
-	n, err := strconv.Atoi(strings.TrimSpace(r.GetStdoutText()))
-	require.NoError(t, err)
-	require.Greater(t, n, mostConnections, "those that are over don't count")
-	require.Less(t, n, 1000)
+	// The kernel looks once in a clock tick which connections are over, so that some of a tick can be too many at once as well.
+	r = w.run(session, "for i in {1..500}; do exec 3<>/dev/tcp/"+netlab.Web+"/80 && { read -ru3; read -ru3; exec 3>&-; }; done 2>/dev/null; true")
+	require.Greater(t, r.GetNetwork().GetConnections(), uint64(mostConnections), "those that are over don't count")
+	require.Less(t, r.GetNetwork().GetConnections(), uint64(500))
 	beyond(r, `network\.egress\.connections_per_second`, "/tcp")
 
 	// By then the next connection is none too many; without an answer each datagram would be one.
