@@ -36,8 +36,13 @@ if [ "${KUBE_NODE_INSIDE:-}" = "" ]; then
     rm -rf --one-file-system "$KUBE_NODE_INSIDE"
   }
   trap clean EXIT
+  leaves=()
   for c in "${cgroups[@]}"; do
     mkdir "$c/$group"
+    if [ -e "$c/cgroup.controllers" ]; then # v2: controllers are given only to a cgroup whose parent has no process
+      mkdir "$c/$group/init"
+      leaves+=("$c/$group/init/cgroup.procs")
+    fi
     if [ -e "$c/cpuset.cpus" ] && [ -e "$c/cpuset.mems" ]; then # v1: without them no process can be in it
       cat "$c/cpuset.cpus" >"$c/$group/cpuset.cpus"
       cat "$c/cpuset.mems" >"$c/$group/cpuset.mems"
@@ -46,7 +51,9 @@ if [ "${KUBE_NODE_INSIDE:-}" = "" ]; then
   status=0
   (
     for c in "${cgroups[@]}"; do echo "$BASHPID" >"$c/$group/cgroup.procs"; done
-    exec unshare --mount --propagation private --net --pid --ipc --uts --cgroup --fork --kill-child --mount-proc "$here/$(basename "$0")" "$@"
+    # shellcheck disable=SC2016 # that shell's own
+    KUBE_NODE_LEAVES="${leaves[*]}" exec unshare --cgroup bash -c 'for l in $KUBE_NODE_LEAVES; do echo $$ >"$l"; done
+      exec unshare --mount --propagation private --net --pid --ipc --uts --fork --kill-child --mount-proc "$@"' bash "$here/$(basename "$0")" "$@"
   ) || status=$?
   exit "$status"
 fi
@@ -57,7 +64,7 @@ images=$1
 shift
 node=node1 address=10.88.78.1 services=10.96.0.0/16 api=10.96.0.1
 export PATH=$KUBE_NODE_PATH:$PATH
-unset KUBE_NODE_INSIDE
+unset KUBE_NODE_INSIDE KUBE_NODE_LEAVES
 began=$(date +%s%N)
 say() { printf 'node: %5d ms %s\n' $((($(date +%s%N) - began) / 1000000)) "$*" >&2; }
 
@@ -69,8 +76,6 @@ while read -r at type options; do
   umount "$at"
   if [ "$type" = cgroup2 ]; then
     mount -t cgroup2 cgroup2 "$at"
-    mkdir "$at/init" # controllers are given only to a cgroup whose parent has no process
-    echo 1 >"$at/init/cgroup.procs"
     tr ' ' '\n' <"$at/cgroup.controllers" | sed '/./s/^/+/' | while read -r c; do echo "$c" >"$at/cgroup.subtree_control"; done
   else
     options=$(tr ',' '\n' <<<"$options" | grep -vE '^(rw|ro|nosuid|nodev|noexec|(no|rel)atime|seclabel)$' | paste -sd,)
