@@ -1,9 +1,11 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"flag"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -19,24 +21,25 @@ type build struct {
 	out     string
 	version string
 	epoch   time.Time
+	said    io.Writer
 }
 
 func main() {
 	debs := flag.String("debs", "", "the `FOLDER` of the packages' archives, each named by its checksum")
 	lock := flag.String("lock", "rootfs/packages.lock", "the `FILE` with the packages of the sandbox's root file system")
-	b := build{}
+	b := build{said: os.Stdout}
 	flag.StringVar(&b.suite, "suite", "", "the Debian suite that they are of")
 	flag.StringVar(&b.bin, "bin", "bin", "the `FOLDER` of sandbox-agent, receiptd and pid1, linked statically")
 	flag.StringVar(&b.out, "out", "", "the `FOLDER` that the images go to")
 	flag.StringVar(&b.version, "version", "dev", "the images' tag")
 	flag.Parse()
-	if err := b.run(*debs, *lock); err != nil {
+	if err := b.run(context.Background(), *debs, *lock); err != nil {
 		fmt.Fprintln(os.Stderr, "mkimage:", err)
 		os.Exit(1)
 	}
 }
 
-func (b *build) run(debs, lock string) error {
+func (b *build) run(ctx context.Context, debs, lock string) error {
 	seconds, err := strconv.ParseInt(os.Getenv("SOURCE_DATE_EPOCH"), 10, 64)
 	if err != nil {
 		return fmt.Errorf("reading SOURCE_DATE_EPOCH: %w: set it to the images' date in seconds", err)
@@ -53,7 +56,7 @@ func (b *build) run(debs, lock string) error {
 	if err := os.Remove(spool.Name()); err != nil {
 		return err
 	}
-	if b.root, err = unpack(b.lock, debs, spool); err != nil {
+	if b.root, err = unpack(ctx, b.lock, debs, spool); err != nil {
 		return err
 	}
 	return errors.Join(b.sandbox(), b.agent())

@@ -53,9 +53,9 @@ func (b *build) write(img image) error {
 	if err != nil {
 		return fmt.Errorf("writing %s.tar: %w", dir, err)
 	}
-	fmt.Printf("%s%s:%s\n  digest    %s\n  archive   %s.tar, %.1f MB\n  packages  %d of Debian\n", repository, img.name, b.version, manifest.Digest, dir,
+	_, err = fmt.Fprintf(b.said, "%s%s:%s\n  digest    %s\n  archive   %s.tar, %.1f MB\n  packages  %d of Debian\n", repository, img.name, b.version, manifest.Digest, img.name,
 		float64(size)/1e6, len(img.packages))
-	return nil
+	return err
 }
 
 func (b *build) writeLayout(dir string, img image) (v1.Descriptor, error) {

@@ -3,6 +3,7 @@ package main
 import (
 	"archive/tar"
 	"bytes"
+	"context"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
@@ -18,7 +19,7 @@ import (
 
 // unpack makes the root file system of packages, whose archives lie in a folder under their checksums. Their scripts are not
 // run: settle does what is needed of them. Contents go through the file spool.
-func unpack(packages []debian, debs string, spool *os.File) (*tree, error) {
+func unpack(ctx context.Context, packages []debian, debs string, spool *os.File) (*tree, error) {
 	t := newTree()
 	// It brings the links /bin, /lib and so on, through which the others' files go.
 	at := slices.IndexFunc(packages, func(p debian) bool { return p.name == "base-files" })
@@ -26,14 +27,14 @@ func unpack(packages []debian, debs string, spool *os.File) (*tree, error) {
 		return nil, errors.New("base-files is not among the packages: add it")
 	}
 	for _, p := range append([]debian{packages[at]}, slices.Delete(slices.Clone(packages), at, at+1)...) {
-		if err := t.unpack(p, filepath.Join(debs, p.sha256+".deb"), spool); err != nil {
+		if err := t.unpack(ctx, p, filepath.Join(debs, p.sha256+".deb"), spool); err != nil {
 			return nil, fmt.Errorf("unpacking %s: %w", p.name, err)
 		}
 	}
 	return t, t.settle(packages)
 }
 
-func (t *tree) unpack(p debian, deb string, spool *os.File) error {
+func (t *tree) unpack(ctx context.Context, p debian, deb string, spool *os.File) error {
 	archive, err := os.ReadFile(deb)
 	if err != nil {
 		return err
@@ -41,7 +42,7 @@ func (t *tree) unpack(p debian, deb string, spool *os.File) error {
 	if sum := sha256.Sum256(archive); hex.EncodeToString(sum[:]) != p.sha256 {
 		return fmt.Errorf("%s is not what the lock names: remove it", deb)
 	}
-	cmd := exec.Command("dpkg-deb", "--fsys-tarfile", deb)
+	cmd := exec.CommandContext(ctx, "dpkg-deb", "--fsys-tarfile", deb)
 	cmd.Stderr = os.Stderr
 	out, err := cmd.StdoutPipe()
 	if err != nil {
