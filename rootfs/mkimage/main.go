@@ -106,5 +106,7 @@ func (b *build) agent() error {
 		name: "agent", title: "Node agent that runs untrusted commands in sandboxes", layers: []*tree{base, programs}, packages: packages,
 		programs:   []string{"sandbox-agent", "receiptd", "pid1"},
 		entrypoint: []string{"/usr/local/bin/sandbox-agent"}, cmd: []string{"serve"},
+		// The C library's resolver is linked in, and would look for libraries that aren't there.
+		env: []string{"GODEBUG=netdns=go"},
 	})
 }

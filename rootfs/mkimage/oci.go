@@ -24,6 +24,7 @@ type image struct {
 	packages        []debian
 	programs        []string
 	entrypoint, cmd []string
+	env             []string
 }
 
 // repository is the part of the images' names before their own.
@@ -65,7 +66,7 @@ func (b *build) writeLayout(dir string, img image) (v1.Descriptor, error) {
 		Platform: v1.Platform{Architecture: "amd64", OS: "linux"},
 		Config: v1.ImageConfig{
 			Entrypoint: img.entrypoint, Cmd: img.cmd, WorkingDir: "/",
-			Env: []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"},
+			Env: append([]string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}, img.env...),
 			Labels: map[string]string{
 				v1.AnnotationTitle: img.title, v1.AnnotationVersion: b.version, v1.AnnotationLicenses: "NOASSERTION",
 			},
