@@ -140,7 +140,8 @@ func look(c seen.Change, r *seen.Result) error {
 		return err
 	}
 	config := filepath.Join(work, "config.yaml")
-	text := fmt.Sprintf("state_dir: %s\nsocket: {path: %s/exec.sock}\nworkspace: {roots: [%s]}\n%s\n", state, work, roots, c.Config)
+	// A guest on a busy machine is slow, which is nothing that is looked for.
+	text := fmt.Sprintf("runtime: {start_timeout: 10m}\nstate_dir: %s\nsocket: {path: %s/exec.sock}\nworkspace: {roots: [%s]}\n%s\n", state, work, roots, c.Config)
 	if err := os.WriteFile(config, []byte(text), 0o600); err != nil {
 		return err
 	}
