@@ -194,7 +194,7 @@ func (g guests) boot(t *testing.T, name string, p plan.Plan, v variation) (said 
 	dir := filepath.Join(g.dir, g.kernel.Name, name)
 	require.NoError(t, os.RemoveAll(dir))
 	require.NoError(t, os.MkdirAll(dir, 0o755))
-	p.Controllers, p.Env = []string{"cpuset", "cpu", "io", "memory", "pids"}, vm.Env()
+	p.Controllers, p.Env = []string{"cpuset", "cpu", "io", "memory", "pids"}, append(vm.Env(), "SANDBOX_TEST_PATIENCE=10m")
 	text, err := json.Marshal(p)
 	require.NoError(t, err)
 	lacks := func(m string) bool { return slices.Contains(v.without, m) }
