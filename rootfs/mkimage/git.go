@@ -39,8 +39,10 @@ func (b *build) gitOnly() (*tree, []debian, error) {
 	if err := t.takeProgram(b.root, git); err != nil {
 		return nil, nil, err
 	}
+	// Debian has the program twice.
+	t.addLink(gitCore+"/git", "../../bin/git")
 	for name, f := range b.root.files {
-		if path.Dir(name) == gitCore && f.header.Typeflag == tar.TypeSymlink && path.Join(gitCore, f.header.Linkname) == git {
+		if path.Dir(name) == gitCore && f.header.Typeflag == tar.TypeSymlink && f.header.Linkname == "git" {
 			t.take(b.root, name)
 		}
 	}
