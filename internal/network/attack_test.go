@@ -112,22 +112,24 @@ func (l *lab) namespaceFile() *os.File {
 	return ns
 }
 
-// attempts is a client that tries each of its arguments, "tcp|udp ADDRESS PORT", and says what came of it. It waits
+// attempts is a client that tries its arguments, "tcp|udp ADDRESS PORT", all at once, and says what came of each. It waits
 // for ten seconds: the first packet of a new bridge may take one, and nothing that is refused takes any.
 const attempts = `
-import socket, sys
-for t in sys.argv[1:]:
+import concurrent.futures, socket, sys
+def attempt(t):
     kind, address, port = t.split()
     s = socket.socket(socket.AF_INET6 if ':' in address else socket.AF_INET, socket.SOCK_STREAM if kind == 'tcp' else socket.SOCK_DGRAM)
     s.settimeout(10)
     try:
         s.connect((address, int(port)))
         if kind == 'udp': s.send(b'x')
-        print('reached', s.recv(100).decode().split()[0])
+        return 'reached ' + s.recv(100).decode().split()[0]
     except socket.timeout:
-        print('hangs')
+        return 'hangs'
     except OSError as e:
-        print('refused')
+        return 'refused'
+with concurrent.futures.ThreadPoolExecutor(100) as all:
+    print(*all.map(attempt, sys.argv[1:]), sep='\n')
 `
 
 // try says what comes of each attempt of a process in a sandbox.
@@ -167,9 +169,18 @@ func nft(t *testing.T, rules string) {
 }
 
 func TestP10NothingOfTheNodeIsReachedOverANetwork(t *testing.T) {
-	for _, mode := range []Mode{Bridge, CNI} {
-		t.Run(string(mode), func(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		mode Mode
+		// silent: the kernel can't answer at an interface's ingress, as some distributions build it.
+		silent bool
+	}{{"bridge", Bridge, false}, {"cni", CNI, false}, {"bridge, no answers at ingress", Bridge, true}, {"cni, no answers at ingress", CNI, true}} {
+		t.Run(c.name, func(t *testing.T) {
+			mode := c.mode
 			l := newLab(t, mode == CNI)
+			if c.silent {
+				l.rules.answers = new(bool)
+			}
 			rec, other := l.connect("sb-one", mode), l.connect("sb-two", mode)
 			require.Len(t, rec.Addresses, 2)
 
@@ -214,6 +225,10 @@ func TestP10NothingOfTheNodeIsReachedOverANetwork(t *testing.T) {
 				require.Equal(t, "reached x", what, "%s is open", open[i])
 			}
 			for i, what := range l.try(rec, closed) {
+				if c.silent && mode == CNI { // behind a switch's port
+					require.NotContains(t, what, "reached", closed[i])
+					continue
+				}
 				require.Equal(t, "refused", what, "%s must be refused at once", closed[i])
 			}
 			ok, err := l.rules.intact([]*Record{rec, other})

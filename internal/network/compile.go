@@ -23,7 +23,17 @@ const (
 	ingressLayer layer = iota // family netdev, hook ingress
 	routedLayer               // family inet
 	insideLayer               // family inet, in the sandbox's own network namespace
+	// Where the kernel can't answer at an interface's ingress (CONFIG_NFT_REJECT_NETDEV), what is refused there is marked, and
+	// answered and dropped as soon as it is routed; what a switch may carry on is dropped at once, without an answer.
+	markingLayer  // family netdev, hook ingress
+	droppingLayer // the same
 )
+
+// atIngress: of family netdev.
+func (l layer) atIngress() bool { return l == ingressLayer || l == markingLayer || l == droppingLayer }
+
+// refusedMark is what a packet bears from its interface's ingress to where it is refused, and nowhere else.
+const refusedMark = 0x5a6d0b
 
 // The names of a table's own sets.
 const (
@@ -113,9 +123,9 @@ func packetKind(r listeners.Rule, on layer) []expr.Any {
 func ofFamily(f listeners.Family, on layer) []expr.Any {
 	four := f == listeners.IPv4
 	switch {
-	case on == ingressLayer && four:
+	case on.atIngress() && four:
 		return etherType(expr.CmpOpEq, unix.ETH_P_IP)
-	case on == ingressLayer:
+	case on.atIngress():
 		return etherType(expr.CmpOpEq, unix.ETH_P_IPV6)
 	case four:
 		return meta(expr.MetaKeyNFPROTO, expr.CmpOpEq, []byte{unix.NFPROTO_IPV4})
@@ -260,6 +270,12 @@ func verdict(all [][]expr.Any, r listeners.Rule, on layer) [][]expr.Any {
 	case listeners.Drop:
 		return and(all, []expr.Any{&expr.Counter{}, &expr.Verdict{Kind: expr.VerdictDrop}})
 	}
+	switch on {
+	case droppingLayer:
+		return and(all, []expr.Any{&expr.Counter{}, &expr.Verdict{Kind: expr.VerdictDrop}})
+	case markingLayer:
+		return and(all, append(setMark(refusedMark), &expr.Counter{}, &expr.Verdict{Kind: expr.VerdictAccept}))
+	}
 	prohibited := reject(unix.NFT_REJECT_ICMPX_UNREACH, icmpxAdminProhibited)
 	if on == routedLayer {
 		return and(all, prohibited)
@@ -271,4 +287,15 @@ func verdict(all [][]expr.Any, r listeners.Rule, on layer) [][]expr.Any {
 			append(a[:len(a):len(a)], prohibited...))
 	}
 	return out
+}
+
+func setMark(mark uint32) []expr.Any {
+	return []expr.Any{
+		&expr.Immediate{Register: 1, Data: binaryutil.NativeEndian.PutUint32(mark)},
+		&expr.Meta{Key: expr.MetaKeyMARK, SourceRegister: true, Register: 1},
+	}
+}
+
+func hasMark(mark uint32) []expr.Any {
+	return meta(expr.MetaKeyMARK, expr.CmpOpEq, binaryutil.NativeEndian.PutUint32(mark))
 }

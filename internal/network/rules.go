@@ -23,7 +23,9 @@ import (
 
 // The chains of a table.
 const (
-	common     = "common" // of the ingress table: what holds for every sandbox
+	common     = "common"   // of the ingress table: what holds for every sandbox
+	switched   = "switched" // the same for interfaces that are ports of a switch, where the kernel can't answer at ingress
+	marked     = "marked"   // of the routed table: what was to be answered at ingress
 	inputChain = "input"
 	localChain = "local"
 	forward    = "forward"
@@ -54,6 +56,8 @@ type rules struct {
 	file string
 	// left is how the tables were left by this agent or an earlier one; nil: by none that kept it.
 	left chainSizes
+	// answers says whether the kernel can answer at an interface's ingress; nil: nobody has looked yet.
+	answers *bool
 	// devices are the names that the chains' interfaces had when they were made.
 	devices map[string]string
 }
@@ -108,6 +112,9 @@ func (r *rules) set(all []*Record) error {
 		c.DelTable(t)
 		c.AddTable(t)
 	}
+	if err := r.lookAtAnswers(); err != nil {
+		return err
+	}
 	if err := r.addShared(c); err != nil {
 		return err
 	}
@@ -127,7 +134,7 @@ func (r *rules) set(all []*Record) error {
 // flushed sends what has been gathered.
 func flushed(c *nftables.Conn) error {
 	if err := c.Flush(); err != nil {
-		return fmt.Errorf("%w: setting the rules that keep sandboxes from the node: %w (kernel options CONFIG_NF_TABLES_NETDEV, CONFIG_NF_TABLES_INET, CONFIG_NFT_FIB_NETDEV, CONFIG_NFT_REJECT_NETDEV, CONFIG_NFT_MASQ)", ErrUnavailable, err)
+		return fmt.Errorf("%w: setting the rules that keep sandboxes from the node: %w (kernel options CONFIG_NF_TABLES_NETDEV, CONFIG_NF_TABLES_INET, CONFIG_NFT_FIB_NETDEV, CONFIG_NFT_REJECT_INET, CONFIG_NFT_MASQ)", ErrUnavailable, err)
 	}
 	return nil
 }
@@ -148,7 +155,12 @@ func (r *rules) addShared(c *nftables.Conn) error {
 			}
 		}
 	}
-	addRules(c, c.AddChain(&nftables.Chain{Table: r.ingress, Name: common}), r.told(r.list.Ingress(), ingressLayer))
+	for name, on := range r.commons() {
+		addRules(c, c.AddChain(&nftables.Chain{Table: r.ingress, Name: name}), r.told(r.list.Ingress(), on))
+	}
+	if !r.answersAtIngress() {
+		r.addMarked(c)
+	}
 	addRules(c, c.AddChain(&nftables.Chain{Table: r.routed, Name: localChain}), r.told(r.list.Local(), routedLayer))
 	addRules(c, c.AddChain(&nftables.Chain{Table: r.routed, Name: routed}), r.told(r.list.Forwarded(), routedLayer))
 	for chain, to := range map[*nftables.Chain]string{
@@ -163,6 +175,76 @@ func (r *rules) addShared(c *nftables.Conn) error {
 	}
 	r.addTranslation(c)
 	return nil
+}
+
+// answersAtIngress is true where nobody has looked yet.
+func (r *rules) answersAtIngress() bool { return r.answers == nil || *r.answers }
+
+// lookAtAnswers finds out, once, whether the kernel can answer at an interface's ingress: kernels of some distributions are built
+// without. The rule is tried in a transaction that takes it away again.
+func (r *rules) lookAtAnswers() error {
+	if r.answers != nil {
+		return nil
+	}
+	c, err := dialNFT()
+	if err != nil {
+		return err
+	}
+	t := &nftables.Table{Name: r.ingress.Name + "-try", Family: nftables.TableFamilyNetdev}
+	c.AddTable(t)
+	chain := c.AddChain(&nftables.Chain{Table: t, Name: "try"})
+	c.AddRule(&nftables.Rule{Table: t, Chain: chain, Exprs: []expr.Any{&expr.Reject{Type: unix.NFT_REJECT_TCP_RST}}})
+	c.DelTable(t)
+	err = c.Flush()
+	if err != nil && !errors.Is(err, unix.ENOENT) {
+		return fmt.Errorf("%w: looking whether the kernel can refuse at an interface's ingress: %w", ErrUnavailable, err)
+	}
+	can := err == nil
+	if !can {
+		r.log.Warn("the kernel can't answer at an interface's ingress (CONFIG_NFT_REJECT_NETDEV): what is refused there is answered when it is routed, and dropped without an answer where a CNI plugin has made the interface a port of a switch")
+	}
+	r.answers = &can
+	return nil
+}
+
+// commons are the chains of what holds for every sandbox, at ingress.
+func (r *rules) commons() map[string]layer {
+	if r.answersAtIngress() {
+		return map[string]layer{common: ingressLayer}
+	}
+	return map[string]layer{common: markingLayer, switched: droppingLayer}
+}
+
+// commonFor is the one for an interface.
+func (r *rules) commonFor(l Link) string {
+	if r.answersAtIngress() {
+		return common
+	}
+	// What can't be looked at may be a port of anything.
+	if found, err := netlink.LinkByIndex(l.Index); err != nil || found.Attrs().MasterIndex != 0 {
+		return switched
+	}
+	return common
+}
+
+// addMarked answers what was marked, once its connection is known and before any address is translated.
+func (r *rules) addMarked(c *nftables.Conn) {
+	policy := nftables.ChainPolicyAccept
+	chain := c.AddChain(&nftables.Chain{
+		Table: r.routed, Name: marked, Type: nftables.ChainTypeFilter, Hooknum: nftables.ChainHookPrerouting, Priority: nftables.ChainPriorityRef(-190), Policy: &policy,
+	})
+	for _, e := range r.markedRules() {
+		c.AddRule(&nftables.Rule{Table: r.routed, Chain: chain, Exprs: e})
+	}
+}
+
+func (r *rules) markedRules() (out [][]expr.Any) {
+	for _, f := range []listeners.Family{listeners.IPv4, listeners.IPv6} {
+		its := slices.Concat(ofFamily(f, routedLayer), isSandbox(f, false), hasMark(refusedMark))
+		out = append(out, slices.Concat(its, l4proto(expr.CmpOpEq, listeners.TCP), rejectWith(unix.NFT_REJECT_TCP_RST, 0)),
+			slices.Concat(its, rejectWith(unix.NFT_REJECT_ICMPX_UNREACH, icmpxAdminProhibited)))
+	}
+	return out
 }
 
 // hook is a chain that comes before the node's own filters, which can't admit what this one refuses.
@@ -273,7 +355,7 @@ func (r *rules) addSandbox(c *nftables.Conn, rec *Record) error {
 		r.devices[chain.Name] = l.Name
 		c.FlushChain(chain) // a change for another sandbox may have made it already
 		addRules(c, chain, untold(listeners.Source(rec.Addresses), ingressLayer))
-		c.AddRule(&nftables.Rule{Table: r.ingress, Chain: chain, Exprs: []expr.Any{&expr.Verdict{Kind: expr.VerdictJump, Chain: common}}})
+		c.AddRule(&nftables.Rule{Table: r.ingress, Chain: chain, Exprs: []expr.Any{&expr.Verdict{Kind: expr.VerdictJump, Chain: r.commonFor(l)}}})
 	}
 	return nil
 }
@@ -443,9 +525,14 @@ func (r *rules) sizes(all []*Record) chainSizes {
 func (r *rules) sharedSizes() chainSizes {
 	netdev, inet := nftables.TableFamilyNetdev, nftables.TableFamilyINet
 	want := chainSizes{
-		fmt.Sprint(netdev, common):   len(r.told(r.list.Ingress(), ingressLayer)),
 		fmt.Sprint(inet, localChain): len(r.told(r.list.Local(), routedLayer)), fmt.Sprint(inet, routed): len(r.told(r.list.Forwarded(), routedLayer)),
 		fmt.Sprint(inet, inputChain): 2, fmt.Sprint(inet, forward): 2,
+	}
+	for name, on := range r.commons() {
+		want[fmt.Sprint(netdev, name)] = len(r.told(r.list.Ingress(), on))
+	}
+	if !r.answersAtIngress() {
+		want[fmt.Sprint(inet, marked)] = len(r.markedRules())
 	}
 	if len(r.translated) > 0 {
 		want[fmt.Sprint(inet, translate)] = len(r.translated)

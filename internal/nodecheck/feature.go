@@ -44,6 +44,7 @@ const (
 	Idmap         = feature.Idmap
 	SockDestroy   = feature.SockDestroy
 	Nftables      = feature.Nftables
+	IngressAnswer = feature.IngressAnswer
 	Conntrack     = feature.Conntrack
 	Egress        = feature.Egress
 	Overlay       = feature.Overlay

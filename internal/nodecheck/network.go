@@ -76,6 +76,9 @@ func tryNftables() Fact {
 	return inFreshNetwork(func() Fact { return tryRules(ruleKinds) })
 }
 
+// tryIngressAnswer makes the kind of rule that some distributions' kernels lack.
+func tryIngressAnswer() Fact { return inFreshNetwork(func() Fact { return tryRules(answerKinds) }) }
+
 // tryEgress makes each kind of rule that bounds what a sandbox sends, and listens to the packet log as the agent does.
 func tryEgress() Fact {
 	return inFreshNetwork(func() Fact {
@@ -214,6 +217,12 @@ var ruleKinds = []ruleKind{
 		return addRule(c, probeIngress, &expr.Fib{Register: 1, FlagDADDR: true, ResultADDRTYPE: true},
 			&expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: binaryutil.NativeEndian.PutUint32(unix.RTN_UNICAST)}, &expr.Verdict{Kind: expr.VerdictDrop})
 	}},
+}
+
+// answerKinds are what refuses with an answer at an interface's ingress.
+var answerKinds = []ruleKind{
+	{"tables of interfaces", probeIngressTable, true, func(c *nftables.Conn) error { c.AddTable(probeIngressTable); return nil }},
+	{"chains at ingress", probeIngressTable, true, func(c *nftables.Conn) error { c.AddChain(probeIngress); return nil }},
 	{"reject at ingress", probeIngressTable, false, func(c *nftables.Conn) error {
 		return addRule(c, probeIngress, &expr.Reject{Type: unix.NFT_REJECT_ICMPX_UNREACH, Code: unix.NFT_REJECT_ICMPX_ADMIN_PROHIBITED})
 	}},

@@ -26,6 +26,7 @@ func probes(node Node, n Needs) []probe {
 		{ids: []ID{Proc, NestedNS, NestedProc, Seccomp}, need: NeedShared, look: func(ctx context.Context) map[ID][]Fact { return trySandbox(ctx, root) }},
 		{ids: []ID{SockDestroy}, need: NeedShared, look: asRoot(root, SockDestroy, tryDestroySockets, "")},
 		{ids: []ID{Nftables}, need: NeedNetwork, look: asRoot(root, Nftables, tryNftables, "")},
+		{ids: []ID{IngressAnswer}, need: NeedNetwork, look: asRoot(root, IngressAnswer, tryIngressAnswer, "")},
 		{ids: []ID{Conntrack}, need: NeedNetwork, look: asRoot(root, Conntrack, tryConntrack, "")},
 		{ids: []ID{Egress}, need: NeedNetwork, look: asRoot(root, Egress, tryEgress, "")},
 		{ids: []ID{Overlay}, need: NeedImage, look: asRoot(root, Overlay, tryOverlay, "")},

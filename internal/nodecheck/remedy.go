@@ -182,7 +182,9 @@ func special(id ID, fact Fact, n Node) string {
 	case SockDestroy:
 		return module(n.OS, "tcp_diag", "udp_diag") + "; kernel option CONFIG_INET_DIAG_DESTROY"
 	case Nftables:
-		return module(n.OS, "nf_tables", "nft_fib_inet", "nft_fib_netdev", "nft_reject_netdev", "nft_ct", "nft_masq")
+		return module(n.OS, "nf_tables", "nft_fib_inet", "nft_fib_netdev", "nft_reject_inet", "nft_ct", "nft_masq")
+	case IngressAnswer:
+		return module(n.OS, "nft_reject_netdev") + "; kernel option CONFIG_NFT_REJECT_NETDEV, which Debian's kernels lack; or leave it: the promises hold"
 	case Conntrack:
 		return module(n.OS, "nf_conntrack_netlink") + "; kernel option CONFIG_NF_CT_NETLINK"
 	case Egress:

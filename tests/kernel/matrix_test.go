@@ -113,7 +113,7 @@ var variations = []variation{
 	{Change: seen.Change{Name: "workspaces on tmpfs", Tmpfs: true},
 		expect: []expectation{{before: "6.3", outcome: weaker, feature: nodecheck.Idmap, says: "6.3"}, {outcome: works}}},
 	{Change: seen.Change{Name: "network mode bridge", Config: "network: {default: bridge, allowed: [none, bridge]}"},
-		expect: []expectation{{outcome: refused, feature: nodecheck.Nftables, says: "nft_reject_netdev"}}},
+		expect: []expectation{{outcome: weaker, feature: nodecheck.IngressAnswer, says: "nft_reject_netdev"}}},
 	{Change: seen.Change{Name: "no Landlock"}, boot: "lsm=capability,yama",
 		expect: []expectation{{outcome: works, feature: nodecheck.Landlock}}},
 	{Change: seen.Change{Name: "lockdown=confidentiality"}, boot: "lockdown=confidentiality", expect: []expectation{{outcome: works}}},

@@ -40,6 +40,7 @@ const (
 	Idmap         ID = "idmapped mounts"
 	SockDestroy   ID = "destroying sockets"
 	Nftables      ID = "nftables"
+	IngressAnswer ID = "answers at ingress"
 	Conntrack     ID = "connection tracking"
 	Egress        ID = "egress bounds"
 	Overlay       ID = "overlay"
@@ -172,8 +173,10 @@ var Table = []Feature{
 		Instead: noStart, Remedy: "put state_dir on a local disk"},
 	{ID: Git, Since: "Git 2.39", For: "everything about the repository is asked of Git itself", Promises: "P11, P12", By: NeedAgent,
 		Instead: "nothing: no session can be made", Remedy: "install Git on the node, 2.39 or newer"},
-	{ID: Nftables, Since: "Linux 5.11", For: "rules that keep a command from listeners and destinations (fib and reject at an interface's ingress; skuid, sets with timeouts, fib, ct, nat)", Promises: "P10", By: NeedNetwork,
-		Instead: "nothing: only network mode none", Remedy: "load nf_tables and its expressions; kernel options CONFIG_NF_TABLES_NETDEV, CONFIG_NFT_FIB_NETDEV, CONFIG_NFT_REJECT_NETDEV, CONFIG_NF_TABLES_INET, CONFIG_NFT_FIB_INET, CONFIG_NFT_CT, CONFIG_NFT_MASQ"},
+	{ID: Nftables, Since: "Linux 5.2", For: "rules that keep a command from listeners and destinations (fib at an interface's ingress; skuid, sets with timeouts, fib, ct, nat)", Promises: "P10", By: NeedNetwork,
+		Instead: "nothing: only network mode none", Remedy: "load nf_tables and its expressions; kernel options CONFIG_NF_TABLES_NETDEV, CONFIG_NFT_FIB_NETDEV, CONFIG_NF_TABLES_INET, CONFIG_NFT_FIB_INET, CONFIG_NFT_REJECT_INET, CONFIG_NFT_CT, CONFIG_NFT_MASQ"},
+	{ID: IngressAnswer, Since: "Linux 5.11", For: "a connection that is refused at an interface's ingress fails at once", Promises: "P10", By: NeedNetwork, Kept: Weaker,
+		Instead: "it is answered as soon as it is routed; where a CNI plugin makes the interface a port of a bridge, it is dropped and hangs", Remedy: "load nft_reject_netdev; kernel option CONFIG_NFT_REJECT_NETDEV, which Debian's kernels lack"},
 	{ID: Conntrack, Since: "Linux 2.6.20", For: "a sandbox does not go on with the connections of the one that had its address before it", Promises: "P3, P10", By: NeedNetwork,
 		Instead: "nothing: only network mode none", Remedy: "load nf_conntrack_netlink; kernel option CONFIG_NF_CT_NETLINK"},
 	{ID: Egress, Since: "Linux 5.9", For: "refusing what a sandbox may not reach before it is routed, bounds on its connections and bytes, and the log of what was refused", Promises: "P10, P16", By: NeedNetwork,
