@@ -5,15 +5,17 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
 
 // A dead process's socket still sends what was buffered in it: a server got a request two seconds after its sender had
 // been reaped (facts.md, hole 10). At the boundary, no process of a command is alive and this one has no internet
-// socket, so every one that is left in the network namespace was a command's.
+// socket, so every one that is left in the network namespace was a command's, or is somebody's beside the sandbox.
 
 // From linux/sock_diag.h and linux/inet_diag.h, which x/sys/unix does not have.
 const (
@@ -23,6 +25,9 @@ const (
 	diagIDOffset     = 8  // of its struct inet_diag_sockid
 	diagIDSize       = 48
 	diagMsgIDOffset  = 4 // of the same in struct inet_diag_msg
+	diagUIDOffset    = 64
+	diagInodeOffset  = 68
+	diagMessageSize  = 72
 	allStates        = 0xffffffff
 	tcpTimeWait      = 6
 )
@@ -30,14 +35,23 @@ const (
 type diagSocket struct {
 	family, protocol, state uint8
 	id                      [diagIDSize]byte
+	uid, inode              uint32
 }
+
+// A datagram socket that was on its way over SCM_RIGHTS when its command ended is freed by the kernel in a moment of its own, which
+// is waited for.
+const (
+	leftTries = 5
+	leftWait  = 10 * time.Millisecond
+)
 
 // errNoDiagnostics: there are sockets, and no module that could destroy them.
 var errNoDiagnostics = errors.New("there are sockets, and the kernel has no socket diagnostics for them: load the modules tcp_diag and udp_diag (kernel options CONFIG_INET_TCP_DIAG, CONFIG_INET_UDP_DIAG)")
 
-// DestroySockets destroys the internet sockets of the calling thread's network namespace. It needs CAP_NET_ADMIN in the
-// namespace's user namespace and CONFIG_INET_DIAG_DESTROY. left counts those that are still there and can still send:
-// older kernels say that they destroy a closed connection with unsent data, and don't (tcp_abort did nothing to a
+// DestroySockets destroys the internet sockets of the calling thread's network namespace, but for those that a process has
+// which this process's user, or one from outside of its user namespace, has made: an operator's sidecar goes on. It needs
+// CAP_NET_ADMIN in the namespace's user namespace and CONFIG_INET_DIAG_DESTROY. left counts those that are still there and can
+// still send: older kernels say that they destroy a closed connection with unsent data, and don't (tcp_abort did nothing to a
 // SOCK_DEAD socket; seen on 5.10). What has left a socket and waits for a neighbour's answer is dropped as well.
 func DestroySockets() (destroyed, left int, err error) {
 	destroyed, left, err = destroySockets()
@@ -68,25 +82,47 @@ func destroySockets() (destroyed, left int, err error) {
 			failures = append(failures, err)
 		}
 	}
-	if counts, err = countSockets(); err != nil {
-		return destroyed, len(failures) + hidden, err
+	left, unseen, err := stillThere(fd)
+	for try := 1; left > 0 && err == nil && try < leftTries; try++ {
+		collect()
+		time.Sleep(leftWait)
+		left, unseen, err = stillThere(fd)
 	}
-	after, left, err := listSockets(fd, counts)
-	if err != nil {
+	switch {
+	case err != nil:
 		return destroyed, len(failures) + hidden, err
-	}
-	if left > 0 {
+	case left == 0:
+		return destroyed, 0, nil
+	case unseen > 0:
 		failures = append(failures, errNoDiagnostics)
 	}
-	for _, s := range after {
+	return destroyed, left, errors.Join(failures...)
+}
+
+// collect has the kernel look for sockets that are in the queue of one that nobody has: it does when a unix socket ends (unix_gc).
+func collect() {
+	if fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0); err == nil {
+		_ = unix.Close(fd)
+	}
+}
+
+// stillThere counts the sockets that can still send, with those that can't be listed, which hidden are.
+func stillThere(fd int) (left, hidden int, err error) {
+	counts, err := countSockets()
+	if err != nil {
+		return 0, 0, err
+	}
+	all, hidden, err := listSockets(fd, counts)
+	if err != nil {
+		return 0, 0, err
+	}
+	left = hidden
+	for _, s := range all {
 		if s.state != tcpTimeWait { // holds no data
 			left++
 		}
 	}
-	if left == 0 {
-		return destroyed, 0, nil
-	}
-	return destroyed, left, errors.Join(failures...)
+	return left, hidden, nil
 }
 
 // nothing says whether there is no socket that could be listed.
@@ -94,9 +130,10 @@ func nothing(counts map[string]int) bool {
 	return counts["TCP"]+counts["TCP6"]+counts["UDP"]+counts["UDP6"] == 0
 }
 
-// listSockets lists the TCP and UDP sockets, of which counts says how many there are. hidden counts those that the kernel has no diagnostics for: it loads that
-// module by itself, unless the node keeps it from doing so.
+// listSockets lists the TCP and UDP sockets that are nobody's beside the sandbox; counts says how many there are of both. hidden
+// counts those that the kernel has no diagnostics for: it loads that module by itself, unless the node keeps it from doing so.
 func listSockets(fd int, counts map[string]int) (all []diagSocket, hidden int, err error) {
+	outside := overflowUID()
 	for _, family := range []uint8{unix.AF_INET, unix.AF_INET6} {
 		for _, protocol := range []uint8{unix.IPPROTO_TCP, unix.IPPROTO_UDP} {
 			n := counts[countName(family, protocol)]
@@ -111,10 +148,31 @@ func listSockets(fd int, counts map[string]int) (all []diagSocket, hidden int, e
 			if err != nil {
 				return nil, 0, err
 			}
-			all = append(all, found...)
+			all = append(all, slices.DeleteFunc(found, func(s diagSocket) bool { return s.beside(outside) })...)
 		}
 	}
 	return all, hidden, nil
+}
+
+// beside says whether a socket is somebody's beside the sandbox: it is open, as a dead process's is not (it has no inode any more),
+// and who made it is this process's user or one without a number here, as all users of the node are. No command is either of them,
+// nor can it give them a socket of its own.
+func (s diagSocket) beside(outside int) bool {
+	return s.inode != 0 && (int(s.uid) == os.Geteuid() || int(s.uid) == outside)
+}
+
+// overflowUID is how a user namespace numbers whoever has no number in it (user_namespaces(7)); -1 where that can't be read: then
+// nobody is.
+func overflowUID() int {
+	b, err := os.ReadFile("/proc/sys/kernel/overflowuid")
+	if err != nil {
+		return -1
+	}
+	n, err := strconv.Atoi(strings.TrimSpace(string(b)))
+	if err != nil {
+		return -1
+	}
+	return n
 }
 
 // countSockets reads how many sockets of each kind the network namespace has, orphaned ones included: a socket is
@@ -174,9 +232,10 @@ func dumpSockets(fd int, family, protocol uint8) ([]diagSocket, error) {
 			return nil, err
 		}
 		done, err := eachMessage(buf[:n], func(kind uint16, body []byte) {
-			if kind == sockDiagByFamily && len(body) >= diagMsgIDOffset+diagIDSize {
+			if kind == sockDiagByFamily && len(body) >= diagMessageSize {
 				s := diagSocket{family: body[0], protocol: protocol, state: body[1]}
 				copy(s.id[:], body[diagMsgIDOffset:])
+				s.uid, s.inode = binary.NativeEndian.Uint32(body[diagUIDOffset:]), binary.NativeEndian.Uint32(body[diagInodeOffset:])
 				found = append(found, s)
 			}
 		})
