@@ -151,7 +151,7 @@ func seccompWithout(filter error) Fact {
 }
 
 // receiptdCapabilities are those of hostkernel.Capabilities.
-var receiptdCapabilities = []uint{unix.CAP_SYS_ADMIN, unix.CAP_SETUID, unix.CAP_SETGID, unix.CAP_SETPCAP, unix.CAP_KILL, unix.CAP_NET_ADMIN}
+var receiptdCapabilities = []uint{unix.CAP_SYS_ADMIN, unix.CAP_SETUID, unix.CAP_SETGID, unix.CAP_SETPCAP, unix.CAP_KILL, unix.CAP_NET_ADMIN, unix.CAP_NET_BIND_SERVICE}
 
 // keepOnly leaves the calling thread with these capabilities, and whatever it executes with no more.
 func keepOnly(capabilities ...uint) error {

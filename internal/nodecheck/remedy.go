@@ -208,7 +208,7 @@ func special(id ID, fact Fact, n Node) string {
 }
 
 var maxima = map[ID]string{
-	UserNS: "user.max_user_namespaces", NestedNS: "user.max_user_namespaces", PidNS: "user.max_pid_namespaces", MountNS: "user.max_mnt_namespaces",
+	UserNS: "user.max_user_namespaces", IDMaps: "user.max_user_namespaces", NestedNS: "user.max_user_namespaces", PidNS: "user.max_pid_namespaces", MountNS: "user.max_mnt_namespaces",
 	NetNS: "user.max_net_namespaces", IpcNS: "user.max_ipc_namespaces", UtsNS: "user.max_uts_namespaces", CgroupNS: "user.max_cgroup_namespaces",
 }
 
@@ -225,6 +225,8 @@ const (
 func namespaceRemedy(id ID, fact Fact, n Node) string {
 	limit := maxima[id]
 	switch {
+	case n.Sysctls[maxima[UserNS]] == "0": // all of them are made within one
+		return sysctl(n.OS, maxima[UserNS], suggestedNamespaces)
 	case fact.Errno == unix.ENOSPC || limit != "" && n.Sysctls[limit] == "0":
 		return sysctl(n.OS, limit, suggestedNamespaces)
 	case fact.Errno == unix.EINVAL:
