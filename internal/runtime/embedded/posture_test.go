@@ -104,7 +104,7 @@ func TestPostureOfReceiptd(t *testing.T) {
 	h := newHost(t)
 	spec := h.spec(1234, 2)
 	s := h.create(spec)
-	const caps = "00000000002011e0" // SYS_ADMIN 21, NET_ADMIN 12, SETPCAP 8, SETUID 7, SETGID 6, KILL 5, by number
+	const caps = "00000000002015e0" // SYS_ADMIN 21, NET_ADMIN 12, NET_BIND_SERVICE 10, SETPCAP 8, SETUID 7, SETGID 6, KILL 5, by number
 	got := postureOf(t, s.Identity().Pid)
 	cgroup := h.parent + "/" + spec.SandboxID + "/init"
 	for _, c := range got.Cgroup {

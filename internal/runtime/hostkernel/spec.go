@@ -190,6 +190,8 @@ var Capabilities = []string{
 	"CAP_SETPCAP",   // to drop from the bounding set, and to give itself no more
 	"CAP_KILL",      // to end a command and a pid1, whose uids differ from its own
 	"CAP_NET_ADMIN", // to destroy the sockets that outlive a command (SOCK_DESTROY)
+	// To open canaries in the sandbox's network namespace at any listed port.
+	"CAP_NET_BIND_SERVICE",
 }
 
 // DeviceNodes are the devices of /dev: numbers as in the kernel's Documentation/admin-guide/devices.txt.
