@@ -163,7 +163,6 @@ func (a *Agent) noteRefused(sandbox, what string) {
 	if s == nil {
 		return
 	}
-	a.metrics.Refused()
 	s.mu.Lock()
 	u, exec := &s.unasked, ""
 	if s.usage != nil {
@@ -173,9 +172,13 @@ func (a *Agent) noteRefused(sandbox, what string) {
 		exec = s.running.intent.ExecID
 	}
 	// What a sandbox tries before it is ready is its proof.
-	news := s.rec.State != Provisioning && u.note(what)
+	proof := s.rec.State == Provisioning
+	news := !proof && u.note(what)
 	event := events.Event{Kind: events.EgressRefused, Session: s.id, Exec: exec, Generation: s.rec.Generation, Detail: what}
 	s.mu.Unlock()
+	if !proof {
+		a.metrics.Refused()
+	}
 	if !news {
 		s.log.Debug("refused over the network", "sandbox", sandbox, "exec", exec, "destination", what)
 		return

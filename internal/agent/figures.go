@@ -80,7 +80,7 @@ func (s *session) count(e *execution, p *proven, r *sandboxv1.ExecResult) {
 	if !e.recovered {
 		m.ExecTook(max(time.Since(e.intent.RequestedAt), 0), r.GetDuration().AsDuration())
 	}
-	if p != nil {
+	if p != nil && p.predicate.Boundary.Wait > 0 { // 0: pid1 did not say when its command ended
 		m.Boundary(p.predicate.Boundary.Wait)
 	}
 	if e.use != nil {

@@ -18,6 +18,7 @@ import (
 	receiptdv1 "github.com/sandbox-agent/sandbox-agent/api/receiptd/v1"
 	"github.com/sandbox-agent/sandbox-agent/internal/agent/journal"
 	"github.com/sandbox-agent/sandbox-agent/internal/agent/workspace"
+	"github.com/sandbox-agent/sandbox-agent/internal/config"
 	"github.com/sandbox-agent/sandbox-agent/internal/metrics"
 	"github.com/sandbox-agent/sandbox-agent/internal/runtime"
 	"github.com/sandbox-agent/sandbox-agent/pkg/mounts"
@@ -254,6 +255,11 @@ func (s *session) start(spec runtime.Spec) (*attached, error) {
 	proof, err := s.prove(ctx, sb)
 	if err != nil {
 		return nil, err
+	}
+	if spec.Network != config.NoNetwork { // what its proof was refused is no command's
+		if err := s.agent.networks.Settle(ctx); err != nil {
+			s.log.Warn("refusals of a sandbox's proof may be told as a command's", "sandbox", spec.SandboxID, "error", err)
+		}
 	}
 	point("provision.proved")
 	defer s.agent.lookAtTimes()

@@ -43,7 +43,7 @@ type session struct {
 	live    map[string]*execution // queued and running ones, by exec id
 	running *execution
 	usage   *networkUse // of the running exec; nil without a network
-	// counted is the last reading of the sandbox's counters: nothing of a sandbox sends between two commands.
+	// metered is the last reading of the sandbox's counters: nothing of a sandbox sends between two commands.
 	metered reading
 	unasked networkUse // what is refused while usage is nil: after a restart of the agent under a command, for one
 	active  bool       // the goroutine runs

@@ -53,6 +53,7 @@ func TestP10TheAgentsMetricsAreForItsNodeAndForNoCommand(t *testing.T) {
 	require.Positive(t, w.counted(`filesystem_size_bytes{folder="state",path="`+w.State+`"}`))
 
 	s := w.session("embedded", "bridge")
+	require.InDelta(t, 0, w.counted("connections_refused_total"), 0, "what a sandbox's proof is refused is no command's")
 	require.Equal(t, "web to "+netlab.NodeAddr+"\n", w.run(s, dial(netlab.Web, "80")).GetStdoutText(), "the control case")
 	for _, at := range []string{netlab.NodeAddr, netlab.Web} {
 		r := w.run(s, ask(at, metricsPort, "/metrics"))
