@@ -83,8 +83,14 @@ func TestP10NothingBesideASandboxIsReachedByAnyWay(t *testing.T) {
 			require.Empty(t, r.GetStdoutText())
 			require.Len(t, tcp.Peers(), before)
 			require.Len(t, udp.Peers(), datagrams)
-			require.Equal(t, "own\n", w.run(s, python(`import socket
-l = socket.create_server(("127.0.0.1", 8000)); c = socket.create_connection(("127.0.0.1", 8000)); print("own")`)).GetStdoutText(), "its own server at another port")
+			again := w.run(s, python(`import socket
+l = socket.create_server(("127.0.0.1", 8000)); c = socket.create_connection(("127.0.0.1", 8000)); print("own")`))
+			require.Equal(t, "own\n", again.GetStdoutText(), "its own server at another port")
+			require.Equal(t, r.GetGeneration(), again.GetGeneration(), "what is beside a sandbox is nothing that a command left")
+			out, err = w.Command(ns, "python3", "-c", script).CombinedOutput()
+			require.NoError(t, err, string(out))
+			require.Contains(t, string(out), "reached 127.0.0.1\n", "it goes on after commands")
+			require.Contains(t, string(out), "reached udp\n", "it goes on after commands")
 			w.delete(s)
 		})
 	}
@@ -133,7 +139,7 @@ func TestP10AListenerWithoutAnAddressIsTheSandboxsAlone(t *testing.T) {
 }
 
 func TestP10ASandboxShowsEachWayInItsProof(t *testing.T) {
-	w := newEmbedded(t, "listeners: {tcp: [44772], udp: [5000]}\n")
+	w := newEmbedded(t, "listeners: {tcp: [22, 44772], udp: [123, 5000]}\n")
 	for mode, want := range map[string]string{"none": `^\d tried$`, "bridge": `^\d{2,3} tried$`} {
 		proved := map[string]string{}
 		s := w.session("embedded", mode)
