@@ -10,6 +10,7 @@ import (
 	"net/netip"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -152,11 +153,18 @@ func (r *egressRules) chains(name string, four bool) *nftables.Set {
 
 // destinations is the set of what a sandbox's resolved names have opened.
 func (r *egressRules) destinations(id string, four bool) *nftables.Set {
-	s := &nftables.Set{Table: r.table, Name: "open6-" + id, HasTimeout: true, Concatenation: true, Size: maxOpen, KeyType: destination6}
+	s := &nftables.Set{Table: r.table, Name: open6 + id, HasTimeout: true, Concatenation: true, Size: maxOpen, KeyType: destination6}
 	if four {
-		s.Name, s.KeyType = "open4-"+id, destination4
+		s.Name, s.KeyType = open4+id, destination4
 	}
 	return s
+}
+
+// open4 and open6 begin the names of such sets.
+const open4, open6 = "open4-", "open6-"
+
+func isOpenSet(name string) bool {
+	return strings.HasPrefix(name, open4) || strings.HasPrefix(name, open6)
 }
 
 var (

@@ -9,9 +9,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// tableAttribute is the table's name in every message of nftables that has one: NFTA_TABLE_NAME, NFTA_CHAIN_TABLE,
-// NFTA_RULE_TABLE, NFTA_SET_TABLE and NFTA_SET_ELEM_LIST_TABLE of linux/netfilter/nf_tables.h are all 1.
-const tableAttribute = 1
+const (
+	// tableAttribute is the table's name in every message of nftables that has one: NFTA_TABLE_NAME, NFTA_CHAIN_TABLE,
+	// NFTA_RULE_TABLE, NFTA_SET_TABLE and NFTA_SET_ELEM_LIST_TABLE of linux/netfilter/nf_tables.h are all 1.
+	tableAttribute = 1
+	// setAttribute is the set's name in a message about elements: NFTA_SET_ELEM_LIST_SET.
+	setAttribute = 2
+)
 
 // listen hears of changes of the agent's tables, this process's own among them, in the node's network namespace. A channel that is
 // full has been told enough. stop ends it.
@@ -45,19 +49,24 @@ func (r *rules) listen() (heard <-chan struct{}, stop func(), err error) {
 }
 
 // changedBy says whether messages tell of a change of the agent's tables that may have taken something away. Elements that are
-// added have not; the resolver adds them all the time.
+// added have not, nor those that a sandbox's names have opened: the resolver adds and replaces them all the time, as often as a
+// command asks, and a look at the rules of all sandboxes finds nothing of them.
 func (r *rules) changedBy(msgs []nl.Message) bool {
-	const added = nl.HeaderType(unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_NEWSETELEM)
+	const (
+		added   = nl.HeaderType(unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_NEWSETELEM)
+		removed = nl.HeaderType(unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_DELSETELEM)
+	)
 	for _, m := range msgs {
-		if m.Header.Type != added && strings.HasPrefix(tableOf(m), ourTables) {
+		opened := m.Header.Type == removed && isOpenSet(nameOf(m, setAttribute))
+		if m.Header.Type != added && !opened && strings.HasPrefix(nameOf(m, tableAttribute), ourTables) {
 			return true
 		}
 	}
 	return false
 }
 
-// tableOf is the table that a message is about; empty where there is none.
-func tableOf(m nl.Message) string {
+// nameOf is a name that a message has; empty where there is none.
+func nameOf(m nl.Message, attribute uint16) string {
 	if len(m.Data) < nfgenmsgSize {
 		return ""
 	}
@@ -66,7 +75,7 @@ func tableOf(m nl.Message) string {
 		return ""
 	}
 	for d.Next() {
-		if d.Type() == tableAttribute {
+		if d.Type() == attribute {
 			return d.String()
 		}
 	}
