@@ -85,7 +85,7 @@ func destroySockets() (destroyed, left int, err error) {
 	left, unseen, err := stillThere(fd)
 	for try := 1; left > 0 && err == nil && try < leftTries; try++ {
 		collect()
-		time.Sleep(leftWait)
+		time.Sleep(leftWait) //nolint:forbidigo // the kernel says to nobody when it has freed them
 		left, unseen, err = stillThere(fd)
 	}
 	switch {
