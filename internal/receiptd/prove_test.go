@@ -94,7 +94,7 @@ func TestP10AProofSeesAListenerThatACommandReaches(t *testing.T) {
 	for _, a := range []string{"127.0.0.1", "0.0.0.0", "::ffff:127.0.0.1"} {
 		holds, detail = s.proved(&receiptdv1.Target{Network: "tcp", Address: a, Port: uint32(port), Token: "x"})
 		require.False(t, holds, "control: nothing keeps the command from it")
-		require.Equal(t, fmt.Sprintf("reached: tcp %s %d, passed tcp %s %d", a, port, a, port), detail)
+		require.Equal(t, fmt.Sprintf("reached: connected tcp %s %d, passed connected tcp %s %d", a, port, a, port), detail)
 	}
 	require.NotNil(t, s.exec(s.request("e1", "true")).done, "the sandbox is of use afterwards")
 }
@@ -111,7 +111,7 @@ func TestP10AProofOpensCanariesBesideTheSandbox(t *testing.T) {
 	tcp, udp := &receiptdv1.Target{Network: "inside-tcp", Port: 44772}, &receiptdv1.Target{Network: "inside-udp", Port: 5000}
 	holds, detail := s.proved(tcp, udp)
 	require.False(t, holds, "control: without rules a command reaches them")
-	for _, want := range []string{"tcp 127.0.0.1 44772", "passed tcp 0.0.0.0 44772", "tcp ::1 44772", "tcp :: 44772", "tcp ::ffff:127.0.0.1 44772", "udp port 5000"} {
+	for _, want := range []string{"tcp 127.0.0.1 44772", "passed connected tcp 0.0.0.0 44772", "tcp ::1 44772", "tcp :: 44772", "tcp ::ffff:127.0.0.1 44772", "udp port 5000"} {
 		require.Contains(t, detail, want)
 	}
 	rules := func(skuid string) {
@@ -156,8 +156,8 @@ func TestP10WhatWasNotTriedIsNotProved(t *testing.T) {
 		"a vsock socket":                  {func(p *probe) { p.reached = append(p.reached, "vsock") }, 1},
 		"a ring":                          {func(p *probe) { p.reached = append(p.reached, "io_uring") }, 1},
 		"a descriptor":                    {func(p *probe) { p.reached = append(p.reached, "/proc/*/fd") }, 1},
-		"a connection by a passed socket": {func(p *probe) { p.reached = append(p.reached, "passed tcp 192.0.2.1 80") }, 1},
-		"a connection":                    {func(p *probe) { p.reached = append(p.reached, "tcp 192.0.2.1 80") }, 1},
+		"a connection by a passed socket": {func(p *probe) { p.reached = append(p.reached, "passed connected tcp 192.0.2.1 80") }, 1},
+		"a connection":                    {func(p *probe) { p.reached = append(p.reached, "connected tcp 192.0.2.1 80") }, 1},
 		"no control":                      {func(p *probe) { p.reached = nil }, 1},
 		"one control less":                {func(p *probe) { p.reached = p.reached[1:] }, 1},
 	} {

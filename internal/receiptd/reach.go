@@ -16,7 +16,7 @@ import (
 // targetsVariable has the targets of a probe, one a line.
 const targetsVariable = "SANDBOX_PROBE_TARGETS"
 
-// reachScript tries each target, by nothing but what bash has built in. Of a datagram it can't tell whether it arrived: whoever
+// reachScript tries what can't hang, by nothing but what bash has built in. Of a datagram it can't tell whether it arrived: whoever
 // listens there can, by the token. A unix socket that is neither in the command's view nor, by an abstract name, in its network
 // namespace can't be connected to.
 const reachScript = `
@@ -54,7 +54,7 @@ func newAttempts(targets []*receiptdv1.Target) (_ *attempts, err error) {
 	if err := a.control("unix", name); err != nil {
 		return nil, err
 	}
-	a.needed = append(a.needed, a.try(&receiptdv1.Target{Network: "unix", Address: name}))
+	a.needed = append(a.needed, a.try(&receiptdv1.Target{Network: "unix", Address: name})...)
 	targets, inside := split(targets)
 	if a.sidecars, err = openSidecars(inside); err != nil {
 		return nil, err
@@ -66,12 +66,15 @@ func newAttempts(targets []*receiptdv1.Target) (_ *attempts, err error) {
 			return nil, err
 		}
 		a.script = append(a.script, t)
-		a.needed = append(a.needed, reachable(t), a.try(t))
+		a.needed = append(a.needed, reachable(t))
+		a.needed = append(a.needed, a.try(t)...)
 	}
 	for _, t := range targets {
-		a.script, a.closed = append(a.script, t), append(a.closed, reachable(t))
+		if t.GetNetwork() != "tcp" { // bash would wait for who doesn't answer, one after the other
+			a.script, a.closed = append(a.script, t), append(a.closed, reachable(t))
+		}
 		if t.GetNetwork() != "udp" {
-			a.closed = append(a.closed, a.try(t))
+			a.closed = append(a.closed, a.try(t)...)
 		}
 	}
 	return a, nil
@@ -89,19 +92,21 @@ func split(targets []*receiptdv1.Target) (rest, inside []*receiptdv1.Target) {
 	return rest, inside
 }
 
-// try has the launcher try a target, and says under which name.
-func (a *attempts) try(t *receiptdv1.Target) string {
-	out := wire.Try{Name: "passed " + reachable(t), Token: t.GetToken(), Port: t.GetPort()}
+// try has the launcher try a target, and says under which names.
+func (a *attempts) try(t *receiptdv1.Target) []string {
+	out := wire.Try{Name: "connected " + reachable(t), Token: t.GetToken(), Port: t.GetPort()}
+	names := []string{out.Name}
 	if t.GetNetwork() == "unix" {
-		out.Name, out.Unix, out.Address = "connected "+reachable(t), true, t.GetAddress()
+		out.Unix, out.Address = true, t.GetAddress()
 		if abstract, ok := strings.CutPrefix(t.GetAddress(), "@"); ok {
 			out.Address = "\x00" + abstract
 		}
 	} else if ip, err := netip.ParseAddr(t.GetAddress()); err == nil {
 		out.Address = string(ip.AsSlice())
+		names = append(names, "passed "+out.Name)
 	}
 	a.tries = append(a.tries, out)
-	return out.Name
+	return names
 }
 
 // tcpControl listens on the sandbox's loopback interface, at a port that no target has: those are tried there as well.

@@ -10,8 +10,13 @@ import (
 	"github.com/sandbox-agent/sandbox-agent/pkg/nsexec/wire"
 )
 
-// tryWait bounds how long one attempt to connect takes, seconds. What is refused takes no time.
-const tryWait = 1
+const (
+	// tryWait bounds how long attempts take that are made at once, milliseconds. What is refused takes no time, and what somebody
+	// drops without an answer takes all of it.
+	tryWait = 1000
+	// triesAtOnce bounds the descriptors of attempts.
+	triesAtOnce = 128
+)
 
 // tryAll tries what a proof asks for, and what no shell can try: the ways to a listener that begin with a system call of their
 // own. The launcher is as good as the command here: its uid, its namespaces, its cgroup and its filter are the command's, and only
@@ -29,8 +34,11 @@ func tryAll(tries []wire.Try) {
 	reached(makesVsock(), "vsock")
 	reached(makesRing(), "io_uring")
 	reached(seesDescriptors(), "/proc/*/fd")
+	for _, name := range connectAll(tries) {
+		reached(true, name)
+	}
 	for _, t := range tries {
-		reached(reaches(t), t.Name)
+		reached(t.Unix && reachesUnix(t), t.Name)
 	}
 	lines.WriteString("tried: all\n")
 	if err := wire.FD(unix.Stdout).WriteAll([]byte(lines.String())); err != nil {
@@ -99,32 +107,111 @@ func opens(path string, flags int) bool {
 	return err == nil
 }
 
-// reaches connects: to a unix socket of any type, or over TCP with a socket that came over SCM_RIGHTS.
-func reaches(t wire.Try) bool {
-	if !t.Unix {
-		return connects(t, unix.SOCK_STREAM)
-	}
+// reachesUnix connects to a unix socket of any type.
+func reachesUnix(t wire.Try) bool {
 	return connects(t, unix.SOCK_STREAM) || connects(t, unix.SOCK_DGRAM) || connects(t, unix.SOCK_SEQPACKET)
 }
 
 func connects(t wire.Try, kind int) bool {
-	family, to := socketAddress(t)
-	fd, err := unix.Socket(family, kind|unix.SOCK_CLOEXEC, 0)
+	fd, err := unix.Socket(unix.AF_UNIX, kind|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return false
 	}
-	if !t.Unix {
-		if fd, err = handed(fd); err != nil {
-			return false
-		}
-	}
 	defer unix.Close(fd)
 	// It also bounds connect (socket(7)). Where it can't be set, the proof's own time limit holds.
-	_ = unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_SNDTIMEO, &unix.Timeval{Sec: tryWait})
+	_ = unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_SNDTIMEO, &unix.Timeval{Sec: tryWait / 1000})
+	_, to := socketAddress(t)
 	if err := unix.Connect(fd, to); err != nil {
 		return false
 	}
 	_, _ = unix.Write(fd, []byte(t.Token+"\n")) // it is connected, whatever becomes of this
+	return true
+}
+
+// attempt is a connection that is being made.
+type attempt struct {
+	fd          int
+	name, token string
+}
+
+// connectAll connects over TCP, with a socket of its own and with one that came over SCM_RIGHTS, and names what it got to. The
+// attempts are made together: where nobody answers, one after the other would take longer than a proof may.
+func connectAll(tries []wire.Try) (reached []string) {
+	var pending []attempt
+	for _, t := range tries {
+		if t.Unix {
+			continue
+		}
+		for _, way := range []string{"", "passed "} {
+			if a, ok := begin(t, way); ok {
+				pending = append(pending, a)
+			}
+			if len(pending) == triesAtOnce {
+				reached = append(reached, await(pending)...)
+				pending = nil
+			}
+		}
+	}
+	return append(reached, await(pending)...)
+}
+
+// begin begins to connect; false where that is refused at once. way is "" or "passed ".
+func begin(t wire.Try, way string) (attempt, bool) {
+	family, to := socketAddress(t)
+	fd, err := unix.Socket(family, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+	if err == unix.EAFNOSUPPORT {
+		return attempt{}, false // a kernel without IPv6
+	}
+	if err == nil && way != "" {
+		fd, err = handed(fd)
+	}
+	if err != nil {
+		fail("making a socket for a proof", err) // what can't be tried is not proved
+	}
+	if err := unix.Connect(fd, to); err != nil && err != unix.EINPROGRESS {
+		_ = unix.Close(fd)
+		return attempt{}, false
+	}
+	return attempt{fd, way + t.Name, t.Token}, true
+}
+
+// await waits for attempts, and names those that came to a connection.
+func await(pending []attempt) (connected []string) {
+	for end := wire.MonotonicNS() + tryWait*1_000_000; len(pending) > 0; {
+		now := wire.MonotonicNS()
+		if now >= end {
+			break
+		}
+		fds := make([]unix.PollFd, len(pending))
+		for i, a := range pending {
+			fds[i] = unix.PollFd{Fd: int32(a.fd), Events: unix.POLLOUT}
+		}
+		if _, err := unix.Poll(fds, int((end-now)/1_000_000)+1); err != nil && err != unix.EINTR {
+			fail("waiting for a proof's attempts", err)
+		}
+		var rest []attempt
+		for i, a := range pending {
+			if fds[i].Revents == 0 {
+				rest = append(rest, a)
+			} else if a.ended() {
+				connected = append(connected, a.name)
+			}
+		}
+		pending = rest
+	}
+	for _, a := range pending {
+		_ = unix.Close(a.fd)
+	}
+	return connected
+}
+
+// ended says whether an attempt that is over came to a connection, and sends its token there.
+func (a attempt) ended() bool {
+	defer unix.Close(a.fd)
+	if e, err := unix.GetsockoptInt(a.fd, unix.SOL_SOCKET, unix.SO_ERROR); err != nil || e != 0 {
+		return false
+	}
+	_, _ = unix.Write(a.fd, []byte(a.token+"\n")) // as above
 	return true
 }
 

@@ -17,24 +17,30 @@ func TestP10WhatTheLauncherTriesWorksWithoutTheSandbox(t *testing.T) {
 	require.NoError(t, err)
 	defer tcp.Close()
 	port := uint32(tcp.Addr().(*net.TCPAddr).Port)
-	require.True(t, reaches(wire.Try{Address: "\x7f\x00\x00\x01", Port: port}), "by a socket that was passed")
-	require.True(t, reaches(wire.Try{Address: "\x00\x00\x00\x00", Port: port}))
+	addresses := map[string]string{"as it is": "\x7f\x00\x00\x01", "without one": "\x00\x00\x00\x00"}
 	if unix.Access("/proc/sys/net/ipv6", unix.F_OK) == nil {
-		require.True(t, reaches(wire.Try{Address: string(net.ParseIP("::ffff:127.0.0.1")), Port: port}), "as IPv6 writes it")
+		addresses["as IPv6 writes it"] = string(net.ParseIP("::ffff:127.0.0.1"))
 	}
+	var tries []wire.Try
+	var all []string
+	for name, a := range addresses {
+		tries = append(tries, wire.Try{Name: name, Address: a, Port: port})
+		all = append(all, name, "passed "+name)
+	}
+	require.ElementsMatch(t, all, connectAll(tries))
 	require.NoError(t, tcp.Close())
-	require.False(t, reaches(wire.Try{Address: "\x7f\x00\x00\x01", Port: port}), "nobody listens")
+	require.Empty(t, connectAll(tries), "nobody listens")
 
 	abstract, err := net.Listen("unix", "@"+t.Name())
 	require.NoError(t, err)
 	defer abstract.Close()
-	require.True(t, reaches(wire.Try{Unix: true, Address: "\x00" + t.Name()}))
-	require.False(t, reaches(wire.Try{Unix: true, Address: "\x00" + t.Name() + "x"}))
+	require.True(t, reachesUnix(wire.Try{Unix: true, Address: "\x00" + t.Name()}))
+	require.False(t, reachesUnix(wire.Try{Unix: true, Address: "\x00" + t.Name() + "x"}))
 	path := t.TempDir() + "/s"
 	datagrams, err := net.ListenPacket("unixgram", path)
 	require.NoError(t, err)
 	defer datagrams.Close()
-	require.True(t, reaches(wire.Try{Unix: true, Address: path, Token: "token"}))
+	require.True(t, reachesUnix(wire.Try{Unix: true, Address: path, Token: "token"}))
 	b := make([]byte, 16)
 	n, _, err := datagrams.ReadFrom(b)
 	require.NoError(t, err)
@@ -51,4 +57,29 @@ func TestP10WhatTheLauncherTriesWorksWithoutTheSandbox(t *testing.T) {
 	if err == nil {
 		require.NoError(t, unix.Close(vsock))
 	}
+}
+
+// Where a kernel can't refuse at an interface's ingress, what is refused there is dropped: each attempt takes its whole time then.
+func TestP10ManyTargetsThatDoNotAnswerAreTriedWithinAProofsTime(t *testing.T) {
+	silent, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	require.NoError(t, err)
+	defer unix.Close(silent)
+	require.NoError(t, unix.Bind(silent, &unix.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}}))
+	require.NoError(t, unix.Listen(silent, 0))
+	at, err := unix.Getsockname(silent)
+	require.NoError(t, err)
+	first, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	require.NoError(t, err)
+	defer unix.Close(first)
+	require.NoError(t, unix.Connect(first, at), "the only one that there is room for")
+
+	listening, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	defer listening.Close()
+	tries := make([]wire.Try, 100)
+	for i := range tries {
+		tries[i] = wire.Try{Name: "silent", Address: "\x7f\x00\x00\x01", Port: uint32(at.(*unix.SockaddrInet4).Port)}
+	}
+	tries[99] = wire.Try{Name: "listening", Address: "\x7f\x00\x00\x01", Port: uint32(listening.Addr().(*net.TCPAddr).Port)}
+	require.ElementsMatch(t, []string{"listening", "passed listening"}, connectAll(tries))
 }
