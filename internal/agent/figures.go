@@ -64,7 +64,8 @@ func (a *Agent) Ready(ctx context.Context) error {
 	}
 	var errs []error
 	for _, name := range a.cfg.Runtime.Allowed {
-		err := a.hosts.reachable(ctx, a.hosts.all[name])
+		// What comes of it counts for others too: it does not depend on who asks, and may hang up.
+		err := a.hosts.reachable(a.ctx, a.hosts.all[name])
 		if err == nil {
 			return nil
 		}
