@@ -262,3 +262,22 @@ func TestAddressesAreGivenInTurnAndNeverTwice(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, "10.0.0.6", a.String(), "one that was given up is not the next to be given")
 }
+
+// Calico takes such bits away before anything else of the node sees a packet, and a node port is translated after that.
+func TestP10AMarkThatAnotherFirewallChangesOpensNothing(t *testing.T) {
+	l := newLab(t, false)
+	l.rules.answers = new(bool) // the kernel can't answer at an interface's ingress
+	rec := l.connect("sb-one", Bridge)
+	l.serve(l.World, "tcp "+netlab.Web+" 80")
+	const port = "tcp " + netlab.NodeAddr + " 30080"
+	nft(t, `table ip lab2 {
+	chain raw { type filter hook prerouting priority raw; meta mark set meta mark and 0xfff0ffff; }
+	chain pre { type nat hook prerouting priority dstnat; ip daddr `+netlab.NodeAddr+` tcp dport 30080 dnat to `+netlab.Web+`:80; }
+	chain post { type nat hook postrouting priority srcnat; oifname uplink0 masquerade; }
+}`)
+	t.Cleanup(func() { nft(t, "delete table ip lab2") })
+	require.NoError(t, l.rules.clear())
+	require.Equal(t, []string{"reached x"}, l.try(rec, []string{port}), "control: without rules the node's port leads there")
+	l.restore()
+	require.Equal(t, []string{"refused"}, l.try(rec, []string{port}))
+}

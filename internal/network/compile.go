@@ -32,8 +32,10 @@ const (
 // atIngress: of family netdev.
 func (l layer) atIngress() bool { return l == ingressLayer || l == markingLayer || l == droppingLayer }
 
-// refusedMark is what a packet bears from its interface's ingress to where it is refused, and nowhere else.
-const refusedMark = 0x5a6d0b
+// refusedMark is what a packet bears from its interface's ingress to where it is refused, and nowhere else. In between others use
+// marks too, before its connection is known: Calico takes away some of the upper half, and kube-proxy and Cilium have some of the lower.
+// None of theirs is among the bits that count.
+const refusedMark, refusedMarkBits = 0x5b, 0xff
 
 // The names of a table's own sets.
 const (
@@ -296,6 +298,10 @@ func setMark(mark uint32) []expr.Any {
 	}
 }
 
-func hasMark(mark uint32) []expr.Any {
-	return meta(expr.MetaKeyMARK, expr.CmpOpEq, binaryutil.NativeEndian.PutUint32(mark))
+func hasMark(mark, bits uint32) []expr.Any {
+	return []expr.Any{
+		&expr.Meta{Key: expr.MetaKeyMARK, Register: 1},
+		&expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: 4, Mask: binaryutil.NativeEndian.PutUint32(bits), Xor: make([]byte, 4)},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: binaryutil.NativeEndian.PutUint32(mark)},
+	}
 }

@@ -240,7 +240,7 @@ func (r *rules) addMarked(c *nftables.Conn) {
 
 func (r *rules) markedRules() (out [][]expr.Any) {
 	for _, f := range []listeners.Family{listeners.IPv4, listeners.IPv6} {
-		its := slices.Concat(ofFamily(f, routedLayer), isSandbox(f, false), hasMark(refusedMark))
+		its := slices.Concat(ofFamily(f, routedLayer), isSandbox(f, false), hasMark(refusedMark, refusedMarkBits))
 		out = append(out, slices.Concat(its, l4proto(expr.CmpOpEq, listeners.TCP), rejectWith(unix.NFT_REJECT_TCP_RST, 0)),
 			slices.Concat(its, rejectWith(unix.NFT_REJECT_ICMPX_UNREACH, icmpxAdminProhibited)))
 	}
