@@ -17,8 +17,20 @@ chmod 0711 "$work"
 go build -o "$work/testcount" ./scripts/testcount
 make --no-print-directory -s build BIN="$work"
 export SANDBOX_TEST_BIN_DIR=$work
+# Machines under emulation take one processor for minutes and see nothing of this one: their tests run beside the others, and
+# are told of when those have ended.
+emulated=$(go list ./tests/kernel ./tests/kata/nested)
+mapfile -t others < <(go list ./... | grep -vxF "$emulated")
 set +e
-go test -p 1 -timeout 60m -json "$@" ./... | "$work/testcount"
-status=("${PIPESTATUS[@]}")
+{
+  # shellcheck disable=SC2086 # the packages are words
+  go test -p 1 -timeout 60m -json "$@" $emulated >"$work/emulated.json" &
+  go test -p 1 -timeout 60m -json "$@" "${others[@]}"
+  echo $? >"$work/others"
+  wait $!
+  echo $? >"$work/emulated"
+  cat "$work/emulated.json"
+} | "$work/testcount"
+counted=$?
 set -e
-if [ "${status[0]}" != 0 ] || [ "${status[1]}" != 0 ]; then exit 1; fi
+[ "$counted $(cat "$work/others") $(cat "$work/emulated")" = "0 0 0" ]

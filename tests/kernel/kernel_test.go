@@ -137,7 +137,8 @@ func (b *bench) stage(t *testing.T) {
 	require.NoError(t, vm.BuildInit(filepath.Join(b.dir, "init")))
 	require.NoError(t, vm.Build(false, root.Path(observer), "./tests/kernel/observe"))
 	for _, s := range suites {
-		if *flagSuites != "" && !slices.Contains(strings.Split(*flagSuites, ","), s.pkg) {
+		asked := slices.Contains(strings.Split(*flagSuites, ","), s.pkg)
+		if *flagSuites != "" && !asked || s.onlyFull && !*flagFull && !asked {
 			continue
 		}
 		run, err := root.AddSuite(s.pkg, s.args()...)
@@ -268,9 +269,10 @@ func (g guests) variations(t *testing.T) {
 	for _, v := range variations {
 		switch {
 		case *flagVariations != "" && !slices.Contains(strings.Split(*flagVariations, "; "), v.Name):
+		case !v.every && !*flagFull && *flagVariations == "":
 		case !v.ofBoot():
 			together = append(together, v.Change)
-		case *flagFull || *flagVariations != "" || g.kernel.Name == bootsOfEveryRun:
+		default:
 			alone = append(alone, v)
 		}
 	}
