@@ -76,7 +76,7 @@ test-kata-vm: ## the same on an emulated node, with the tests' own shim in the p
 	@scripts/setup.sh build kernel runtimes
 	@scripts/kernels.sh
 	@scripts/containerd.sh containerd runc >/dev/null
-	@SANDBOX_MUST_RUN=1 go test ./tests/kata/nested -count=1 -v -timeout 60m $(KATAFLAGS)
+	@SANDBOX_MUST_RUN=1 SANDBOX_TEST_KATA_VM=1 go test ./tests/kata/nested -count=1 -v -timeout 60m $(KATAFLAGS)
 
 test-git: ## everything that asks Git, with Debian's 2.47 and newer in the place of the machine's (GITS="trixie sid", TESTFLAGS)
 	@scripts/need-root.sh "make test-git"

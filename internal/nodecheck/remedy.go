@@ -188,7 +188,7 @@ func special(id ID, fact Fact, n Node) string {
 	case Conntrack:
 		return module(n.OS, "nf_conntrack_netlink") + "; kernel option CONFIG_NF_CT_NETLINK"
 	case Egress:
-		return module(n.OS, "nft_connlimit", "nft_limit", "nft_quota", "nft_log", "nfnetlink_log") + "; kernel options CONFIG_NFT_CONNLIMIT, CONFIG_NFT_LIMIT, CONFIG_NFT_QUOTA, CONFIG_NFT_LOG, CONFIG_NFT_REJECT_INET, CONFIG_NETFILTER_NETLINK_LOG"
+		return module(n.OS, "nft_connlimit", "nft_limit", "nft_quota", "nft_objref", "nft_log", "nfnetlink_log") + "; kernel options CONFIG_NFT_CONNLIMIT, CONFIG_NFT_LIMIT, CONFIG_NFT_QUOTA, CONFIG_NFT_LOG, CONFIG_NFT_REJECT_INET, CONFIG_NETFILTER_NETLINK_LOG"
 	case Overlay:
 		return module(n.OS, "overlay")
 	case Vsock:
