@@ -43,9 +43,15 @@ type bare struct {
 
 func newBare(t testing.TB, g *grounds) *bare {
 	b := &bare{t: t, g: g}
-	b.init = exec.Command("unshare", "--pid", "--ipc", "--fork", "--kill-child", "--mount-proc", "setpriv", "--reuid", strconv.Itoa(owner), "--regid", strconv.Itoa(owner), "--clear-groups", "sleep", "3600")
+	// setpriv sets the signal again that the change of the uid clears (prctl(2)): with unshare all of the namespace ends.
+	b.init = exec.Command("unshare", "--pid", "--ipc", "--fork", "--kill-child", "--mount-proc", "setpriv", "--pdeathsig", "KILL", "--reuid", strconv.Itoa(owner), "--regid", strconv.Itoa(owner), "--clear-groups", "sleep", "3600")
 	require.NoError(t, b.init.Start())
-	t.Cleanup(func() { _ = b.init.Process.Kill(); _ = b.init.Wait() })
+	t.Cleanup(func() {
+		_ = b.init.Process.Kill()
+		_ = b.init.Wait()
+		require.Eventually(t, func() bool { return unix.Access("/proc/"+b.initPID, unix.F_OK) != nil }, time.Minute, 5*time.Millisecond,
+			"the namespace's process 1 ends with unshare, and all that attacks have left in it")
+	})
 	children := fmt.Sprintf("/proc/%d/task/%[1]d/children", b.init.Process.Pid)
 	require.Eventually(t, func() bool {
 		list, err := os.ReadFile(children)
