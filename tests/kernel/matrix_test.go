@@ -116,7 +116,7 @@ var variations = []variation{
 		expect: []expectation{{outcome: works, feature: nodecheck.IoUring}}},
 	{Change: seen.Change{Name: "workspaces on tmpfs", Tmpfs: true},
 		expect: []expectation{{before: "6.3", outcome: weaker, feature: nodecheck.Idmap, says: "6.3"}, {outcome: works}}},
-	{Change: seen.Change{Name: "network mode bridge", Config: "network: {default: bridge, allowed: [none, bridge]}"}, every: true,
+	{Change: seen.Change{Name: "network mode bridge", Config: "network: {default: bridge, allowed: [none, bridge]}"},
 		expect: []expectation{{outcome: weaker, feature: nodecheck.IngressAnswer, says: "nft_reject_netdev"}}},
 	{Change: seen.Change{Name: "no Landlock"}, boot: "lsm=capability,yama",
 		expect: []expectation{{outcome: works, feature: nodecheck.Landlock}}},
