@@ -12,7 +12,7 @@ import (
 
 func main() {
 	if os.Getpid() == 1 {
-		select {} // "silent": an init that the harness never hears of
+		wait() // "silent": an init that the harness never hears of
 	}
 	fmt.Println("hello from", os.Args[1])
 	switch os.Args[1] {
@@ -22,7 +22,7 @@ func main() {
 		fmt.Printf("%sodd=0\n", plan.Done)
 		crash()
 	case "hang":
-		select {}
+		wait()
 	case "reset":
 		_ = unix.Reboot(unix.LINUX_REBOOT_CMD_RESTART)
 	case "off": // without the guest's last line
@@ -36,5 +36,12 @@ func main() {
 func crash() {
 	if err := os.WriteFile("/proc/sysrq-trigger", []byte("c"), 0); err != nil {
 		fmt.Println(err)
+	}
+}
+
+// wait never returns. Go ends a program in which every goroutine waits for another; this one waits for the kernel.
+func wait() {
+	for {
+		_ = unix.Pause()
 	}
 }
