@@ -3,14 +3,13 @@ package network
 import (
 	"errors"
 	"fmt"
-	"os"
 	"path/filepath"
-	"strconv"
-	"strings"
 
 	"github.com/google/nftables"
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
+
+	"github.com/sandbox-agent/sandbox-agent/pkg/nsexec"
 )
 
 // A sandbox's network namespace is bound at a path, and what an operator starts in it is beside the sandbox: over the loopback
@@ -34,7 +33,7 @@ func (r *rules) guardInside(path string) error {
 	if err != nil {
 		return err
 	}
-	outside, err := overflowUID()
+	outside, err := nsexec.OverflowUID()
 	if err != nil {
 		return err
 	}
@@ -48,21 +47,6 @@ func (r *rules) guardInside(path string) error {
 	})
 	addRules(c, chain, untold(r.list.Inside([]uint32{sandboxRoot, outside}), insideLayer))
 	return flushed(c)
-}
-
-// overflowUID is how a user namespace numbers whoever has no number in it: all users but the sandbox's own
-// (user_namespaces(7)). No command is one of them.
-func overflowUID() (uint32, error) {
-	const file = "/proc/sys/kernel/overflowuid"
-	b, err := os.ReadFile(file)
-	if err != nil {
-		return 0, fmt.Errorf("reading the number of users without a number: %w", err)
-	}
-	n, err := strconv.ParseUint(strings.TrimSpace(string(b)), 10, 32)
-	if err != nil {
-		return 0, fmt.Errorf("reading %s: %w", file, err)
-	}
-	return uint32(n), nil
 }
 
 // guardAllInside is guardInside for sandboxes that run, as the lists of an agent may be others than those of the one before.

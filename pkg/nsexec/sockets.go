@@ -133,7 +133,7 @@ func nothing(counts map[string]int) bool {
 // listSockets lists the TCP and UDP sockets that are nobody's beside the sandbox; counts says how many there are of both. hidden
 // counts those that the kernel has no diagnostics for: it loads that module by itself, unless the node keeps it from doing so.
 func listSockets(fd int, counts map[string]int) (all []diagSocket, hidden int, err error) {
-	outside := overflowUID()
+	outside := outsider()
 	for _, family := range []uint8{unix.AF_INET, unix.AF_INET6} {
 		for _, protocol := range []uint8{unix.IPPROTO_TCP, unix.IPPROTO_UDP} {
 			n := counts[countName(family, protocol)]
@@ -161,18 +161,28 @@ func (s diagSocket) beside(outside int) bool {
 	return s.inode != 0 && (int(s.uid) == os.Geteuid() || int(s.uid) == outside)
 }
 
-// overflowUID is how a user namespace numbers whoever has no number in it (user_namespaces(7)); -1 where that can't be read: then
-// nobody is.
-func overflowUID() int {
-	b, err := os.ReadFile("/proc/sys/kernel/overflowuid")
+// OverflowUID is how a user namespace numbers whoever has no number in it: in a sandbox's all users but its own
+// (user_namespaces(7)). No command is one of them.
+func OverflowUID() (uint32, error) {
+	const file = "/proc/sys/kernel/overflowuid"
+	b, err := os.ReadFile(file)
+	if err != nil {
+		return 0, fmt.Errorf("reading the number of users without a number: %w", err)
+	}
+	n, err := strconv.ParseUint(strings.TrimSpace(string(b)), 10, 32)
+	if err != nil {
+		return 0, fmt.Errorf("reading %s: %w", file, err)
+	}
+	return uint32(n), nil
+}
+
+// outsider is OverflowUID; -1 where that can't be read: then nobody is from outside.
+func outsider() int {
+	n, err := OverflowUID()
 	if err != nil {
 		return -1
 	}
-	n, err := strconv.Atoi(strings.TrimSpace(string(b)))
-	if err != nil {
-		return -1
-	}
-	return n
+	return int(n)
 }
 
 // countSockets reads how many sockets of each kind the network namespace has, orphaned ones included: a socket is
