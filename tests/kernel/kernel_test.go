@@ -191,7 +191,7 @@ type guests struct {
 
 // boot boots a guest that follows a plan, and gives what each of its programs said. What it said is also there when it came to a
 // bad end, which is err.
-func (g guests) boot(t *testing.T, name string, p plan.Plan, v variation) (said map[string][]string, done string, err error) {
+func (g guests) boot(t *testing.T, name string, p plan.Plan, v variation) (said *vm.Results, done string, err error) {
 	dir := filepath.Join(g.dir, g.kernel.Name, name)
 	require.NoError(t, os.RemoveAll(dir))
 	require.NoError(t, os.MkdirAll(dir, 0o755))
@@ -200,8 +200,12 @@ func (g guests) boot(t *testing.T, name string, p plan.Plan, v variation) (said 
 	require.NoError(t, err)
 	lacks := func(m string) bool { return slices.Contains(v.without, m) }
 	in := vm.Initramfs{Init: filepath.Join(g.dir, "init"), Plan: text}
-	in.Modules = slices.DeleteFunc(slices.Clone(vm.Modules), lacks)
-	in.Optional = slices.DeleteFunc(append([]string{"overlay"}, vm.NetworkModules...), lacks)
+	needed, optional := vm.Modules, append([]string{"overlay"}, vm.NetworkModules...)
+	if g.kernel.Own {
+		needed, optional = vm.BootModules, append(optional, vm.NodeModules...)
+	}
+	in.Modules = slices.DeleteFunc(slices.Clone(needed), lacks)
+	in.Optional = slices.DeleteFunc(optional, lacks)
 	initramfs := filepath.Join(dir, "initramfs")
 	require.NoError(t, in.Write(initramfs, g.kernel.Kernel))
 	image, err := g.kernel.Image()
@@ -211,15 +215,11 @@ func (g guests) boot(t *testing.T, name string, p plan.Plan, v variation) (said 
 	log, err := os.Create(filepath.Join(dir, "said.log"))
 	require.NoError(t, err)
 	defer log.Close()
-	said, of := map[string][]string{}, ""
+	said = &vm.Results{}
 	m := vm.Machine{Kernel: image, Initramfs: initramfs, Disk: filepath.Join(g.dir, "root.ext4"), Append: strings.TrimSpace(v.boot + " " + *flagAppend), Dir: dir}
 	done, err = m.Boot(ctx, func(line string) {
 		fmt.Fprintln(log, line)
-		if rest, ok := strings.CutPrefix(line, plan.Begin); ok {
-			of = rest
-			return
-		}
-		said[of] = append(said[of], line)
+		said.Line(line)
 	})
 	return said, done, err
 }
@@ -236,30 +236,21 @@ func (g guests) suites(t *testing.T) {
 	}
 	said, done, err := g.boot(t, "suites", plan.Plan{Runs: runs}, variation{})
 	for _, r := range runs {
-		lines, began := said[r.Name]
+		lines, began := said.Of(r.Name)
 		t.Run(strings.ReplaceAll(r.Name, "/", "-"), func(t *testing.T) {
 			require.True(t, began || err == nil, "the guest ended before")
-			tests, parseErr := parse(r.Name, lines)
-			require.NoError(t, parseErr)
-			g.result.add(r.Name, tests)
-			tests.repeat(t)
+			tests, readErr := vm.ReadTests(r.Name, lines)
+			require.NoError(t, readErr)
+			g.result.add(r.Name, counts(tests.Count()))
+			tests.Repeat(t, guestLacksRE.MatchString)
 			if code := r.Name + "=0"; err == nil && !t.Failed() && !slices.Contains(strings.Fields(done), code) {
 				t.Errorf("the test program failed and no test of it: %s\n%s", done, strings.Join(lines[max(0, len(lines)-30):], "\n"))
 			}
 		})
 	}
 	if err != nil {
-		t.Errorf("%s: %v\nthe last that it said:\n%s", g.kernel.Version, err, lastLines(said))
+		t.Errorf("%s: %v\nthe last that it said:\n%s", g.kernel.Version, err, said.Last())
 	}
-}
-
-// lastLines are the last lines of each of a guest's programs.
-func lastLines(said map[string][]string) string {
-	var b strings.Builder
-	for name, lines := range said {
-		fmt.Fprintf(&b, "%s:\n  %s\n", name, strings.Join(lines[max(0, len(lines)-10):], "\n  "))
-	}
-	return b.String()
 }
 
 // variations tries nodes on which something is otherwise: those of one boot together, the others each in a guest of its own.
@@ -291,7 +282,8 @@ func (g guests) vary(t *testing.T, v variation, changes []seen.Change) {
 	p := plan.Plan{CgroupV1: v.cgroupV1, Runs: []plan.Run{{Name: "observe", Dir: "/", Argv: []string{observer}, Stdin: string(stdin)}}}
 	said, _, err := g.boot(t, "vary-"+fileName(v.Name), p, v)
 	results := map[string]seen.Result{}
-	for _, line := range said["observe"] {
+	lines, _ := said.Of("observe")
+	for _, line := range lines {
 		if text, ok := strings.CutPrefix(line, seen.Mark); ok {
 			var r seen.Result
 			require.NoError(t, json.Unmarshal([]byte(text), &r), text)
@@ -301,8 +293,8 @@ func (g guests) vary(t *testing.T, v variation, changes []seen.Change) {
 	for _, c := range changes {
 		t.Run(c.Name, func(t *testing.T) {
 			r, there := results[c.Name]
-			require.True(t, there, "the guest did not try it: %v\n%s", err, lastLines(said))
-			verdict, problems := judge(g.kernel.Version, find(c.Name), r)
+			require.True(t, there, "the guest did not try it: %v\n%s", err, said.Last())
+			verdict, problems := judge(g.kernel.Kernel, find(c.Name), r)
 			g.result.vary(c.Name, verdict)
 			if r.NotRun != "" {
 				t.Skip(r.NotRun)

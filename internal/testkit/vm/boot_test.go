@@ -1,8 +1,11 @@
 package vm
 
 import (
+	"bytes"
+	"compress/gzip"
 	"context"
 	"encoding/json"
+	"errors"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -22,20 +25,26 @@ type rig struct {
 	kernel          Kernel
 }
 
-func newRig(t *testing.T) rig {
+// fetched is a kernel of the cache.
+func fetched(t *testing.T) Kernel {
 	t.Helper()
-	testkit.Need(t, testkit.Program("qemu-system-x86_64"), testkit.Program("mkfs.ext4"), testkit.Program("modprobe"), testkit.Program("xz"), testkit.Program("ip"))
 	cache, err := os.UserCacheDir()
 	require.NoError(t, err)
-	list := List()
-	f, err := list[2].Fetched(filepath.Join(cache, "sandbox-agent", "kernels"))
+	f, err := List()[2].Fetched(filepath.Join(cache, "sandbox-agent", "kernels"))
 	if err != nil {
 		if os.Getenv(testkit.MustRun) == "1" {
 			t.Fatal(err)
 		}
 		t.Skip(err)
 	}
-	r := rig{kernel: f.Kernel}
+	return f.Kernel
+}
+
+func newRig(t *testing.T) rig {
+	t.Helper()
+	testkit.Need(t, testkit.Program("qemu-system-x86_64"), testkit.Program("mkfs.ext4"), testkit.Program("modprobe"), testkit.Program("xz"), testkit.Program("ip"))
+	r := rig{kernel: fetched(t)}
+	var err error
 	r.dir, err = os.MkdirTemp("/var/tmp", "sa-boot-") // short, for sockets
 	require.NoError(t, err)
 	t.Cleanup(func() { os.RemoveAll(r.dir) })
@@ -67,7 +76,7 @@ func (r rig) machine(t *testing.T, end string) Machine {
 	text, err := json.Marshal(plan.Plan{Runs: []plan.Run{{Name: "odd", Dir: "/", Argv: []string{"/odd", end}}}})
 	require.NoError(t, err)
 	initramfs := filepath.Join(dir, "initramfs")
-	in := Initramfs{Init: filepath.Join(r.dir, "init"), Modules: []string{"virtio_pci", "virtio_blk", "virtio_console", "ext4"}, Files: map[string]string{"silent": r.odd}, Plan: text}
+	in := Initramfs{Init: filepath.Join(r.dir, "init"), Modules: BootModules, Files: map[string]string{"silent": r.odd}, Plan: text}
 	require.NoError(t, in.Write(initramfs, r.kernel))
 	return Machine{Kernel: r.image, Initramfs: initramfs, Disk: filepath.Join(r.dir, "root.ext4"), Memory: 512, Dir: dir}
 }
@@ -78,7 +87,7 @@ func nothing(t *testing.T, m Machine) {
 	entries, err := os.ReadDir(m.Dir)
 	require.NoError(t, err)
 	for _, e := range entries {
-		require.Contains(t, []string{"initramfs", "console.log", "tests.log"}, e.Name())
+		require.Contains(t, []string{"initramfs", "console.log"}, e.Name())
 	}
 	found, err := filepath.Glob("/proc/[0-9]*/cmdline")
 	require.NoError(t, err)
@@ -138,38 +147,96 @@ func TestAGuestThatIsDoneIsAndNoOtherOne(t *testing.T) {
 	}
 }
 
-// A program that fails is a failure of Test, whatever its tests said.
-func TestAProgramsExitCodeCounts(t *testing.T) {
-	r := newRig(t)
-	m := r.machine(t, "fail")
-	_, err := m.Test(t.Context())
-	require.ErrorContains(t, err, "odd=3")
-	nothing(t, m)
+// kernelText is the ELF of no kernel, but one that says its version.
+func kernelText(version string) []byte {
+	return []byte("\x7fELF\x00Linux version " + version + " (somebody@somewhere) (gcc)\x00and so on")
 }
 
 func TestAKernelOfOnesOwnIsUsedFromWhereItIs(t *testing.T) {
-	dir := t.TempDir()
-	image, modules := filepath.Join(dir, "vmlinuz"), filepath.Join(dir, "lib", "modules", "6.9.0-mine")
-	require.NoError(t, os.WriteFile(image, []byte("\x7fELF and so on"), 0o600))
-	require.NoError(t, os.MkdirAll(modules, 0o755))
-	_, err := OwnKernel(t.TempDir(), image, modules)
-	require.ErrorContains(t, err, "depmod")
-	require.NoError(t, os.WriteFile(filepath.Join(modules, "modules.dep"), nil, 0o600))
-	k, err := OwnKernel(t.TempDir(), image, modules)
+	const version = "6.9.0-mine"
+	image := filepath.Join(t.TempDir(), "vmlinux")
+	require.NoError(t, os.WriteFile(image, kernelText(version), 0o600))
+	k, err := OwnKernel(t.TempDir(), image, "")
 	require.NoError(t, err)
-	require.Equal(t, "6.9.0-mine", k.Version)
+	require.Equal(t, version, k.Version, "its own word, which what older kernels lack is judged by")
 	path, err := k.Image()
 	require.NoError(t, err)
 	b, err := os.ReadFile(path)
 	require.NoError(t, err)
-	require.Equal(t, "\x7fELF and so on", string(b))
-	k, err = OwnKernel(t.TempDir(), image, "")
-	require.NoError(t, err)
+	require.Equal(t, kernelText(version), b)
 	paths, err := k.modulePaths(Modules)
 	require.NoError(t, err)
 	require.Empty(t, paths, "a kernel without modules has what it needs built in")
-	_, err = OwnKernel(t.TempDir(), filepath.Join(dir, "none"), "")
-	require.ErrorContains(t, err, "none")
+
+	var packed bytes.Buffer
+	w := gzip.NewWriter(&packed)
+	_, err = w.Write(kernelText(version))
+	require.NoError(t, errors.Join(err, w.Close()))
+	require.NoError(t, os.WriteFile(image, bzImage(packed.Bytes()), 0o600))
+	k, err = OwnKernel(t.TempDir(), image, "")
+	require.NoError(t, err)
+	require.Equal(t, version, k.Version)
+}
+
+// A real module says which kernel it is of; one of another kernel would fail in the guest, minutes later.
+func TestModulesOfAnotherKernelAreRefusedAndThoseOfTheSameFound(t *testing.T) {
+	testkit.Need(t, testkit.Program("modprobe"), testkit.Program("modinfo"))
+	f := fetched(t)
+	modules := filepath.Join(f.Cache, "k", "lib", "modules", f.Version)
+	image := filepath.Join(t.TempDir(), "vmlinux")
+	require.NoError(t, os.WriteFile(image, kernelText("6.9.0-mine"), 0o600))
+	_, err := OwnKernel(t.TempDir(), image, modules)
+	require.ErrorContains(t, err, "are those of Linux "+f.Version+", and the kernel KERNEL is 6.9.0-mine")
+
+	elf, err := f.Image()
+	require.NoError(t, err)
+	elsewhere := filepath.Join(t.TempDir(), "modules") // under any name
+	require.NoError(t, os.Symlink(modules, elsewhere))
+	k, err := OwnKernel(t.TempDir(), elf, elsewhere)
+	require.NoError(t, err)
+	require.Equal(t, f.Version, k.Version)
+	paths, err := k.modulePaths([]string{"overlay"})
+	require.NoError(t, err)
+	require.NotEmpty(t, paths)
+}
+
+func TestWhatIsNoKernelOfOnesOwnIsRefusedWithWhatToName(t *testing.T) {
+	dir := t.TempDir()
+	write := func(name string, content []byte) string {
+		path := filepath.Join(dir, name)
+		require.NoError(t, os.WriteFile(path, content, 0o600))
+		return path
+	}
+	good := write("vmlinux", kernelText("6.9.0-mine"))
+	for _, c := range []struct{ name, image, modules, says string }{
+		{"none is named", "", "", "KERNEL=/path/to/vmlinuz"},
+		{"it is not there", filepath.Join(dir, "none"), "", "KERNEL: open " + filepath.Join(dir, "none")},
+		{"it is a folder", dir, "", "is a directory"},
+		{"it is something else", write("text", bytes.Repeat([]byte("text "), 1000)), "", "name a vmlinuz"},
+		{"it is another program", write("program", []byte("\x7fELF and so on")), "", "no Linux kernel"},
+		{"the modules are not there", good, filepath.Join(dir, "none"), "MODULES: open " + filepath.Join(dir, "none")},
+		{"the modules have no index", good, dir, "run depmod"},
+	} {
+		_, err := OwnKernel(t.TempDir(), c.image, c.modules)
+		require.ErrorContains(t, err, c.says, c.name)
+	}
+}
+
+// A module is unpacked however its distribution packs it: the guest's init hands the kernel what it takes.
+func TestModulesAreUnpackedHoweverTheyArePacked(t *testing.T) {
+	dir := t.TempDir()
+	for ext, program := range unpackers {
+		testkit.Need(t, testkit.Program(program))
+		path := filepath.Join(dir, "a.ko"+ext)
+		require.NoError(t, os.WriteFile(filepath.Join(dir, "a.ko"), []byte("a module"), 0o600))
+		require.NoError(t, Run("sh", "-c", program+" -q -c < "+filepath.Join(dir, "a.ko")+" > "+path))
+		b, err := readModule(path)
+		require.NoError(t, err)
+		require.Equal(t, "a module", string(b), ext)
+	}
+	b, err := readModule(filepath.Join(dir, "a.ko"))
+	require.NoError(t, err)
+	require.Equal(t, "a module", string(b))
 }
 
 func TestAKernelThatWasNotFetchedIsAnErrorThatSaysHow(t *testing.T) {

@@ -9,15 +9,22 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 
 	"github.com/sandbox-agent/sandbox-agent/internal/testkit/vm/plan"
 )
 
-// Modules are what a guest loads, where its kernel does not have it built in: the disk and the result port, what a
-// node gets through modprobe by itself, and what a node that hosts VMs has (the emulated processor is AMD's, with SVM).
-var Modules = []string{"virtio_pci", "virtio_blk", "virtio_console", "ext4", "tcp_diag", "udp_diag", "veth", "kvm_amd", "vhost_vsock", "vsock_loopback"}
+// BootModules are what a guest can't do without, where its kernel does not have it built in: the disk and the result port.
+var BootModules = []string{"virtio_pci", "virtio_blk", "virtio_console", "ext4"}
+
+// NodeModules are what a node gets through modprobe by itself, and what a node that hosts VMs has (the emulated processor is
+// AMD's, with SVM). Debian's kernels have them all.
+var NodeModules = []string{"tcp_diag", "udp_diag", "veth", "kvm_amd", "vhost_vsock", "vsock_loopback"}
+
+// Modules are both.
+var Modules = slices.Concat(BootModules, NodeModules)
 
 // NetworkModules are what a node's networks load; kernels differ in which of them they have.
 var NetworkModules = []string{
@@ -30,38 +37,69 @@ type Kernel struct {
 	Cache, Version string
 	// Monolithic: it has no modules, or none that a guest is to load.
 	Monolithic bool
+	// Own: it is somebody's own, and need not have what Debian's have.
+	Own bool
 }
 
 // OwnKernel is a kernel from elsewhere: its vmlinuz (or vmlinux), and the folder of its modules, as depmod(8) left it in
-// lib/modules; empty: all that a guest needs is built in. cache is an empty folder for what is made of it.
+// lib/modules; empty: all that a guest needs is built in. cache is an empty folder for what is made of it. An error says what is
+// wrong with which of the two.
 func OwnKernel(cache, image, modules string) (Kernel, error) {
-	k := Kernel{Cache: cache, Version: "own", Monolithic: modules == ""}
-	tree := filepath.Join(cache, "k", "lib", "modules")
-	if err := errors.Join(os.MkdirAll(tree, 0o755), os.MkdirAll(filepath.Join(cache, "k", "boot"), 0o755)); err != nil {
+	k := Kernel{Cache: cache, Monolithic: modules == "", Own: true}
+	if image == "" {
+		return k, errors.New("no kernel is named: KERNEL=/path/to/vmlinuz, and MODULES=/path/to/lib/modules/VERSION where it has modules")
+	}
+	b, err := os.ReadFile(image)
+	if err != nil {
+		return k, fmt.Errorf("the kernel KERNEL: %w", err)
+	}
+	elf, err := unpacked(b)
+	if err != nil {
+		return k, fmt.Errorf("the kernel KERNEL, %s: %w: name a vmlinuz (bzImage) or vmlinux", image, err)
+	}
+	if k.Version = release(elf); k.Version == "" {
+		return k, fmt.Errorf("the kernel KERNEL, %s, does not say its version: it is no Linux kernel", image)
+	}
+	if err := errors.Join(os.MkdirAll(filepath.Join(cache, "k", "lib", "modules"), 0o755), os.WriteFile(k.elf(), elf, 0o644)); err != nil {
 		return k, err
 	}
-	links := map[string]string{}
-	if modules != "" {
-		k.Version = filepath.Base(modules)
-		links[filepath.Join(tree, k.Version)] = modules
-		if _, err := os.Stat(filepath.Join(modules, "modules.dep")); err != nil {
-			return k, fmt.Errorf("the modules of %s: %w: name the folder lib/modules/VERSION, and run depmod for it", image, err)
-		}
+	if modules == "" {
+		return k, nil
 	}
-	links[filepath.Join(cache, "k", "boot", "vmlinuz-"+k.Version)] = image
-	for link, target := range links {
-		target, err := filepath.Abs(target)
-		if err == nil {
-			_, err = os.Stat(target)
-		}
+	return k, k.useModules(modules)
+}
+
+// useModules has the modules of a folder be the kernel's own, if they are.
+func (k Kernel) useModules(dir string) error {
+	dir, err := filepath.Abs(dir)
+	if err != nil {
+		return err
+	}
+	dep, err := os.ReadFile(filepath.Join(dir, "modules.dep"))
+	if err != nil {
+		return fmt.Errorf("the modules MODULES: %w: name the folder lib/modules/VERSION, and run depmod for it", err)
+	}
+	if first, _, found := strings.Cut(string(dep), ":"); found {
+		magic, err := exec.Command("modinfo", "-F", "vermagic", filepath.Join(dir, first)).Output()
 		if err != nil {
-			return k, err
+			return fmt.Errorf("the modules MODULES, %s: reading %s with modinfo: %w", dir, first, err)
 		}
-		if err := os.Symlink(target, link); err != nil {
-			return k, err
+		if of, _, _ := strings.Cut(strings.TrimSpace(string(magic)), " "); of != k.Version {
+			return fmt.Errorf("the modules MODULES, %s, are those of Linux %s, and the kernel KERNEL is %s: name those of the same build", dir, of, k.Version)
 		}
 	}
-	return k, nil
+	return os.Symlink(dir, filepath.Join(k.Cache, "k", "lib", "modules", k.Version))
+}
+
+// banner is what each kernel's image has of its version (init/version.c).
+var banner = regexp.MustCompile(`Linux version (\d[^\s(]*) \(`)
+
+// release is the version of a kernel's ELF, as uname(1) gives it; empty: it is no kernel's.
+func release(elf []byte) string {
+	if m := banner.FindSubmatch(elf); m != nil {
+		return string(m[1])
+	}
+	return ""
 }
 
 // Kernels are those in the cache whose version begins with one of the prefixes; without prefixes all. Those of the
@@ -92,7 +130,7 @@ func Kernels(cache string, prefixes []string) ([]Kernel, error) {
 
 // Image is the path of the kernel's ELF, unpacked once: under emulation that takes longer than all the rest of a boot.
 func (k Kernel) Image() (string, error) {
-	path := filepath.Join(k.Cache, "k", "vmlinux-"+k.Version)
+	path := k.elf()
 	if _, err := os.Stat(path); err == nil {
 		return path, nil
 	}
@@ -103,10 +141,7 @@ func (k Kernel) Image() (string, error) {
 	if err != nil {
 		return "", fmt.Errorf("kernel %s: %w", k.Version, err)
 	}
-	elf := b
-	if !bytes.HasPrefix(b, []byte("\x7fELF")) {
-		elf, err = unpack(b)
-	}
+	elf, err := unpacked(b)
 	if err != nil {
 		return "", fmt.Errorf("kernel %s: %w", k.Version, err)
 	}
@@ -114,6 +149,16 @@ func (k Kernel) Image() (string, error) {
 		return "", err
 	}
 	return path, os.Rename(path+"~", path)
+}
+
+func (k Kernel) elf() string { return filepath.Join(k.Cache, "k", "vmlinux-"+k.Version) }
+
+// unpacked is the ELF of an image that is one, or has one packed.
+func unpacked(image []byte) ([]byte, error) {
+	if bytes.HasPrefix(image, []byte("\x7fELF")) {
+		return image, nil
+	}
+	return unpack(image)
 }
 
 // unpack takes the ELF out of a bzImage (the kernel's Documentation/arch/x86/boot.rst: setup_sects at 0x1f1,
@@ -213,7 +258,8 @@ func (i Initramfs) Write(path string, k Kernel) error {
 		if err != nil {
 			return err
 		}
-		name := "modules/" + strings.TrimSuffix(filepath.Base(m), ".xz")
+		file := filepath.Base(m)
+		name := "modules/" + file[:strings.LastIndex(file, ".ko")+len(".ko")]
 		c.file(name, 0o644, content)
 		fmt.Fprintln(&order, "/"+name)
 	}
@@ -227,13 +273,17 @@ func (i Initramfs) Write(path string, k Kernel) error {
 	return os.WriteFile(path, b.Bytes(), 0o644)
 }
 
+// unpackers are the programs for modules that are packed: distributions differ in how.
+var unpackers = map[string]string{".xz": "xz", ".zst": "zstd", ".gz": "gzip"}
+
 func readModule(path string) ([]byte, error) {
-	if !strings.HasSuffix(path, ".xz") {
+	program := unpackers[filepath.Ext(path)]
+	if program == "" {
 		return os.ReadFile(path)
 	}
-	b, err := exec.Command("xz", "-dc", path).Output()
+	b, err := exec.Command(program, "-dc", path).Output()
 	if err != nil {
-		return nil, fmt.Errorf("unpacking %s: %w", path, err)
+		return nil, fmt.Errorf("unpacking %s: %w: install %s", path, err, program)
 	}
 	return b, nil
 }

@@ -184,27 +184,3 @@ func whyOff(l *net.UnixListener) (why string) {
 }
 
 func tail(b []byte) []byte { return b[max(0, len(b)-3000):] }
-
-// Test boots a machine whose init follows a plan of test programs, and counts. It fails unless each program was run to its end
-// and said that its tests hold. What the tests wrote is kept in tests.log.
-func (m Machine) Test(ctx context.Context) (Counter, error) {
-	var c Counter
-	log, err := os.Create(filepath.Join(m.Dir, "tests.log"))
-	if err != nil {
-		return c, err
-	}
-	defer log.Close()
-	done, err := m.Boot(ctx, func(line string) {
-		fmt.Fprintln(log, line)
-		c.Line(line)
-	})
-	if err != nil {
-		return c, err
-	}
-	for _, r := range strings.Fields(done) {
-		if !strings.HasSuffix(r, "=0") {
-			return c, fmt.Errorf("failed: %s", done)
-		}
-	}
-	return c, nil
-}

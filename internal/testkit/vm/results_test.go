@@ -19,6 +19,7 @@ var guestOutput = map[string]string{
 	"cut":    plan.Begin + "pkg/a\n=== RUN   TestC\npanic: it said\n",
 	"empty":  plan.Begin + "pkg/a\ntesting: warning: no tests to run\nPASS\n",
 	"silent": "",
+	"hole":   plan.Begin + "pkg/a\n=== RUN   TestB\n    b_test.go:1: not today\n--- SKIP: TestB (0.00s)\nPASS\n",
 }
 
 const guestEnv = "TEST_GUEST_OUTPUT"
@@ -33,7 +34,15 @@ func TestReported(t *testing.T) {
 	for line := range strings.Lines(guestOutput[name]) {
 		r.Line(strings.TrimSuffix(line, "\n"))
 	}
-	r.Report(t)
+	if name != "hole" {
+		r.Report(t)
+		return
+	}
+	lines, began := r.Of("pkg/a")
+	require.True(t, began)
+	tests, err := ReadTests("pkg/a", lines)
+	require.NoError(t, err)
+	tests.Repeat(t, func(said string) bool { return strings.Contains(said, "for a reason") })
 }
 
 func TestAGuestsTestsAreToldWithTheirOwnVerdicts(t *testing.T) {
@@ -46,6 +55,7 @@ func TestAGuestsTestsAreToldWithTheirOwnVerdicts(t *testing.T) {
 		"skips":  {true, []string{"--- SKIP: TestReported/pkg/a/TestB (", "for a reason"}},
 		"cut":    {false, []string{"--- FAIL: TestReported/pkg/a/TestC (", "never ended", "panic: it said"}},
 		"empty":  {false, []string{"no test ran", "no tests to run"}},
+		"hole":   {false, []string{"--- FAIL: TestReported/TestB (", "none in a guest", "not today"}},
 		"silent": {false, []string{"the guest ran no program"}},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -58,4 +68,21 @@ func TestAGuestsTestsAreToldWithTheirOwnVerdicts(t *testing.T) {
 			}
 		})
 	}
+}
+
+func TestWhatAGuestsTestsSaidIsReadTestByTest(t *testing.T) {
+	const mark = "\x16" // -test.v=test2json
+	got, err := ReadTests("some/package", []string{
+		mark + "=== RUN   TestA", mark + "=== RUN   TestA/one", "    a_test.go:1: loud", mark + "=== NAME  TestA", mark + "--- FAIL: TestA (0.00s)",
+		"    " + mark + "--- FAIL: TestA/one (0.00s)", mark + "=== RUN   TestB", "    b_test.go:7: this test needs gcc: install it", mark + "--- SKIP: TestB (0.00s)",
+		mark + "=== RUN   TestC", mark + "--- PASS: TestC (0.10s)", mark + "=== RUN   TestD", "and then the kernel panicked",
+	})
+	require.NoError(t, err)
+	below := got.root.below
+	require.Len(t, below, 4)
+	require.Equal(t, "fail", below[0].below[0].action)
+	require.Contains(t, below[0].below[0].said(), "loud")
+	require.Contains(t, below[1].said(), "needs gcc")
+	require.NotEqual(t, "pass", below[3].action, "a test that never ended has not passed")
+	require.Equal(t, Counts{Passed: 1, Failed: 3, Skipped: 1}, got.Count())
 }

@@ -65,20 +65,6 @@ func TestAKernelIsUnpackedAndAnythingElseIsRefused(t *testing.T) {
 	}
 }
 
-func TestEveryVerdictCountsAndOnlyWhatFailedIsShown(t *testing.T) {
-	var c Counter
-	for _, l := range []string{
-		"=== RUN   TestA", "quiet", "--- PASS: TestA (0.0s)", "=== RUN   TestB", "loud", "    --- FAIL: TestB/x (0.0s)", "--- FAIL: TestB (0.0s)",
-		"    x_test.go:7: this test needs gcc: install it", "--- SKIP: TestC (0.0s)",
-	} {
-		c.Line(l)
-	}
-	require.Equal(t, []int{1, 2, 1}, []int{c.Passed, c.Failed, c.Skipped})
-	require.Contains(t, c.Shown(), "loud")
-	require.Equal(t, "  1 skipped: need gcc: install it\n", c.Skips())
-	require.NotContains(t, c.Shown(), "quiet")
-}
-
 func TestKernelsAreChosenByTheirVersion(t *testing.T) {
 	cache := t.TempDir()
 	for _, v := range []string{"5.10.0-46", "6.1.0-57", "6.12.118"} {

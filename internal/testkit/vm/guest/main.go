@@ -97,13 +97,13 @@ func openPort() (*os.File, error) {
 		}
 		time.Sleep(10 * time.Millisecond)
 	}
-	return nil, fmt.Errorf("there is no virtio port %q", plan.Port)
+	return nil, fmt.Errorf("there is no virtio port %q: the kernel needs CONFIG_VIRTIO_PCI and CONFIG_VIRTIO_CONSOLE, built in or among the modules that it was given", plan.Port)
 }
 
 // enterRoot makes the disk the root: by moving its mount, because pivot_root(2) refuses an initramfs before Linux 7.0.
 func enterRoot() error {
 	if err := mount("/dev/vda", "/root", "ext4", 0, ""); err != nil {
-		return err
+		return fmt.Errorf("%w: the kernel needs CONFIG_VIRTIO_BLK and CONFIG_EXT4_FS, built in or among the modules that it was given", err)
 	}
 	for _, dir := range []string{"/dev", "/proc", "/sys"} {
 		if err := unix.Mount(dir, "/root"+dir, "", unix.MS_MOVE, ""); err != nil {
