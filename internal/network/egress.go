@@ -455,7 +455,7 @@ func (r *egressRules) addSandbox(c *nftables.Conn, g *governed) error {
 		r.addRefusal(c, bound.chain(id), id, bound.why)
 	}
 	bounds := r.emptyChain(c, boundsChain(id))
-	r.addBounds(c, bounds, id, e)
+	r.addBounds(c, bounds, g.rec)
 	out := r.emptyChain(c, outChain(id))
 	r.addOut(c, out, g)
 	for _, a := range g.rec.Addresses {
@@ -564,18 +564,38 @@ func neighbours() (out [][]expr.Any) {
 }
 
 // addBounds admits a new connection within the session's bounds.
-func (r *egressRules) addBounds(c *nftables.Conn, chain *nftables.Chain, id string, e Egress) {
+func (r *egressRules) addBounds(c *nftables.Conn, chain *nftables.Chain, rec *Record) {
+	id, e := rec.ID, rec.Egress
+	began := &expr.Objref{Type: int(nftables.ObjTypeCounter), Name: connsObject(id)}
 	if e.PerSecond > 0 {
 		r.rule(c, chain, append(ctState(expr.CtStateBitNEW),
 			&expr.Limit{Type: expr.LimitTypePkts, Rate: uint64(e.PerSecond), Unit: expr.LimitTimeSecond, Burst: e.PerSecond, Over: true},
 			&expr.Verdict{Kind: expr.VerdictGoto, Chain: rateChain(id)})...)
 	}
 	if e.Connections > 0 {
+		for _, asks := range questions(rec) {
+			r.rule(c, chain, slices.Concat(asks, ctState(expr.CtStateBitNEW), []expr.Any{began, &expr.Verdict{Kind: expr.VerdictAccept}})...)
+		}
 		r.rule(c, chain, append(ctState(expr.CtStateBitNEW), &expr.Connlimit{Count: e.Connections, Flags: expr.NFT_CONNLIMIT_F_INV},
 			&expr.Verdict{Kind: expr.VerdictGoto, Chain: countChain(id)})...)
 	}
-	r.rule(c, chain, append(ctState(expr.CtStateBitNEW), &expr.Objref{Type: int(nftables.ObjTypeCounter), Name: connsObject(id)})...)
+	r.rule(c, chain, append(ctState(expr.CtStateBitNEW), began)...)
 	r.rule(c, chain, &expr.Verdict{Kind: expr.VerdictAccept})
+}
+
+// questions match those for names, by datagram, to the nameservers of a sandbox without a list. The kernel knows each for half a minute and longer after
+// its answer: a command that does nothing but connect to one host after the other would soon have all its connections taken by them.
+func questions(rec *Record) (out [][]expr.Any) {
+	if rec.Egress.mode() != egress.Open {
+		return nil // asks the agent's resolver, which is no connection of anybody's
+	}
+	for _, a := range rec.Nameservers {
+		rule := listeners.Rule{Protocols: []uint8{listeners.UDP}, Ports: []uint16{dnsPort}, To: hostRanges(a.Unmap()), Action: listeners.Admit}
+		for _, e := range compile(rule, routedLayer) {
+			out = append(out, e[:len(e)-2])
+		}
+	}
+	return out
 }
 
 // addRefusal makes a chain that counts, tells and answers. why is empty for what is not listed.

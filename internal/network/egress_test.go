@@ -323,6 +323,26 @@ func TestASandboxKeepsWithinItsBounds(t *testing.T) {
 	require.False(t, l.egress.intact(all))
 }
 
+func TestQuestionsForNamesTakeNoConnectionAway(t *testing.T) {
+	l := newEgressLab(t)
+	l.serve(l.World, "udp "+netlab.Web+" 4000")
+	l.zone.Set("web.example", netlab.Web)
+	var questions []string
+	for range 6 {
+		questions = append(questions, "web.example@"+netlab.Web)
+	}
+	const to = "udp " + netlab.Web + " 4000"
+	rec := l.under("sb-few", Egress{Connections: 3})
+	for _, answer := range l.lookup(rec, questions...) {
+		require.Equal(t, netlab.Web, answer)
+	}
+	require.Equal(t, []string{"reached x", "reached x", "reached x", "refused"}, l.try(rec, []string{to, to, to, to}), "as many as if it had asked for nothing")
+	traffic, err := l.Traffic(rec.ID)
+	require.NoError(t, err)
+	require.EqualValues(t, 9, traffic.Connections, "they are counted")
+	require.Contains(t, l.lookup(l.under("sb-slow", Egress{PerSecond: 1}), questions...), "refused", "and bounded by the second")
+}
+
 // many is half of ten thousand.
 const many = 5000
 
