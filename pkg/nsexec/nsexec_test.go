@@ -454,6 +454,19 @@ func sealedFile(t *testing.T) (dir, path string) {
 	return dir, path
 }
 
+// during makes a change after a command has begun, and before it ends.
+func during(t *testing.T, v *View, change func()) Result {
+	t.Helper()
+	dir := testkit.StateDir(t)
+	require.NoError(t, os.Chmod(dir, 0o777))
+	began, changed := filepath.Join(dir, "began"), filepath.Join(dir, "changed")
+	r := start(t, v, request("echo > "+began+"; until [ -e "+changed+" ]; do sleep 0.02; done"))
+	require.Eventually(t, func() bool { _, err := os.Stat(began); return err == nil }, 20*time.Second, 10*time.Millisecond, "the command began")
+	change()
+	require.NoError(t, os.WriteFile(changed, nil, 0o644))
+	return r.Wait()
+}
+
 func TestP11ABrokenSealIsSeenBeforeAndAfterACommand(t *testing.T) {
 	dir, sealed := sealedFile(t)
 	v := testView(t, func(c *Config) { c.Seals = []string{sealed} })
@@ -461,9 +474,7 @@ func TestP11ABrokenSealIsSeenBeforeAndAfterACommand(t *testing.T) {
 	res := run(t, v, "true")
 	require.Empty(t, res.Report.SealsBroken)
 
-	r := start(t, v, request("sleep 0.5"))
-	rename(t, dir)
-	res = r.Wait()
+	res = during(t, v, func() { rename(t, dir) })
 	require.Equal(t, []string{sealed}, res.Report.SealsBroken, "broken while the command ran")
 }
 
@@ -493,9 +504,7 @@ func TestP11AChangeOfASealedFilesContentIsSeenBeforeAndAfterACommand(t *testing.
 	dir, sealed := sealedFile(t)
 	v := testView(t, func(c *Config) { c.Seals = []string{sealed} })
 
-	r := start(t, v, request("sleep 0.5"))
-	rewrite(t, dir, "y")
-	res := r.Wait()
+	res := during(t, v, func() { rewrite(t, dir, "y") })
 	require.Equal(t, []string{sealed}, res.Report.SealsBroken, "written while the command ran")
 
 	p, err := v.Prepare()

@@ -142,7 +142,8 @@ func orphanOver(t *testing.T, family int, to string, destroy bool) (received, le
 		}
 		unix.Close(client)
 		if destroy {
-			if _, left, err = DestroySockets(); err != nil {
+			// Where it stays (before Linux 5.15) it has lost what it had to send, its end too: the other side would wait for ever.
+			if _, left, err = DestroySockets(); err != nil || left > 0 {
 				return err
 			}
 		}
