@@ -74,11 +74,7 @@ var gvisorSuites = []suite{
 // testPatience bounds a whole suite, for the case that it hangs.
 const testPatience = 30 * time.Minute
 
-func TestMain(m *testing.M) {
-	code := m.Run()
-	testkit.CleanBinaries()
-	os.Exit(code)
-}
+func TestMain(m *testing.M) { os.Exit(node.Main(m)) }
 
 func TestTheSuitesHoldOverEveryRuntimeOfContainerd(t *testing.T) {
 	long := os.Getenv("SANDBOX_TEST_LONG") != ""
