@@ -81,6 +81,9 @@ func Start(ctx context.Context, o Options) (r *Runner, err error) {
 	}
 	r.end, r.concede, r.shared = end, status.GetConcessions(), status.GetIsolation() == sandboxv1.Isolation_NAMESPACES
 	r.words["state"], r.words["socket"] = o.StateDir, o.Socket
+	if !r.shared {
+		r.words["making"] = "" // a kernel of the sandbox's own may have them, and they are none of the node's then
+	}
 	return r, nil
 }
 
@@ -112,7 +115,7 @@ func newRunner(ctx context.Context, p Place, g *grounds, program string) (*Runne
 	r.words = w.addresses()
 	for k, v := range map[string]string{
 		"helper": helper + " " + inside.Word, "worktree": g.worktree, "repo": g.repo, "secret": g.secret, "beside": g.beside,
-		"pids": strconv.Itoa(Pids), "memory": strconv.Itoa(MemoryMiB), "disk": strconv.Itoa(MemoryMiB/2 + 1), "files": "200000", "zeros": zerosSHA256(), "state": "/nonexistent", "socket": "/nonexistent",
+		"making": "/dev/fuse /dev/net/tun", "pids": strconv.Itoa(Pids), "memory": strconv.Itoa(MemoryMiB), "disk": strconv.Itoa(MemoryMiB/2 + 1), "files": "200000", "zeros": zerosSHA256(), "state": "/nonexistent", "socket": "/nonexistent",
 	} {
 		r.words[k] = v
 	}

@@ -81,7 +81,8 @@ var secrets = []Attack{
 	},
 	{
 		Promise: "P9", Name: "seeing process 1", Concession: "pid1 is not visible",
-		Command: `[ -e /proc/1/stat ] && echo got to see process 1; echo tried 1`,
+		Command: `[ -e /proc/1/stat ] && echo got to see process 1
+for n in mnt pid user net; do readlink /proc/1/ns/$n >/dev/null 2>&1 && echo got to see the number of process 1\'s $n namespace; done; echo tried 5`,
 	},
 	{
 		Promise: "P9", Name: "looking for receipts, keys, the journal and sockets",
@@ -100,7 +101,7 @@ var secrets = []Attack{
 	},
 	{
 		Promise: "P9", Name: "looking at devices and the kernel",
-		Command: `{helper} look /dev/mem /dev/kmsg /dev/fuse /dev/kvm /dev/net/tun /dev/vsock /dev/loop0 /dev/loop-control /dev/userfaultfd /proc/kcore /proc/kmsg /proc/timer_list
+		Command: `{helper} look /dev/mem /dev/kmsg {making} /dev/kvm /dev/vsock /dev/loop0 /dev/loop-control /dev/userfaultfd /proc/kcore /proc/kmsg /proc/timer_list
 for f in /proc/keys /proc/kallsyms; do [ -n "$(head -c 1 $f 2>/dev/null)" ] && echo got what $f says; done; echo tried 2`,
 	},
 	{

@@ -19,9 +19,12 @@ func process(a *attacker, args []string) error {
 	for _, f := range []string{"mem", "environ", "maps", "auxv", "stack", "syscall", "io", "pagemap"} {
 		a.attempt(readByte(fmt.Sprintf("/proc/%d/%s", pid, f)), "a byte of /proc/%d/%s", pid, f)
 	}
-	for _, f := range []string{"root", "cwd", "exe", "ns/mnt", "ns/pid", "ns/user", "ns/net"} {
+	for _, f := range []string{"root", "cwd", "exe"} {
 		_, err := os.Readlink(fmt.Sprintf("/proc/%d/%s", pid, f))
 		a.attempt(err, "the link /proc/%d/%s", pid, f)
+	}
+	for _, kind := range []string{"mnt", "pid", "user", "net"} {
+		a.attempt(enter(fmt.Sprintf("/proc/%d/ns/%s", pid, kind)), "into the %s namespace of %d", kind, pid)
 	}
 	byMemory(a, pid)
 	byNumber(a, pid)
@@ -37,6 +40,22 @@ func readByte(path string) error {
 	defer f.Close()
 	_, err = f.Read(make([]byte, 1))
 	return err
+}
+
+// enter goes into a namespace, or back into its own, which nobody may without rights either. A thread with a root and a working
+// directory of its own could be moved to other mounts (setns(2)).
+func enter(path string) error {
+	f, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	return inThread(func() error {
+		if err := unix.Unshare(unix.CLONE_FS); err != nil {
+			return err
+		}
+		return unix.Setns(int(f.Fd()), 0)
+	})
 }
 
 func byMemory(a *attacker, pid int) {
