@@ -33,7 +33,7 @@ func (r Root) Path(p string) string { return filepath.Join(r.Dir, p) }
 
 // Fill makes a small Debian out of the host's own files.
 func (r Root) Fill() error {
-	for _, d := range []string{"dev", "proc", "sys", "run", "tmp", "etc", "root", "var/tmp", "var/lib", "home", "opt", "src", "usr/src", "usr/bin", "usr/sbin", "usr/lib"} {
+	for _, d := range []string{"dev", "proc", "sys", "run", "tmp", "etc", "root", "mnt", "var/tmp", "var/lib", "home", "opt", "src", "usr/src", "usr/bin", "usr/sbin", "usr/lib"} {
 		if err := os.MkdirAll(r.Path(d), 0o755); err != nil {
 			return err
 		}
