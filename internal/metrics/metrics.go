@@ -78,7 +78,7 @@ func New(version string) *Metrics {
 		boundaryWait:  prometheus.NewHistogram(histogram("boundary_wait_seconds", "Time from the end of a command's own process until nothing of the command was left.", moments)),
 		harvest:       prometheus.NewHistogramVec(histogram("harvest_seconds", "Time of bringing a command's Git work over, by its result.", moments), []string{"result"}),
 		journalSync:   prometheus.NewHistogram(histogram("journal_sync_seconds", "Time of writing a group of the journal's changes durably.", moments)),
-		refusals:      prometheus.NewCounter(counter("connections_refused_total", "Connections and names that were refused to commands and told (at most 50 a second of each policy are).")),
+		refusals:      prometheus.NewCounter(counter("connections_refused_total", "Connections and names that were refused to commands and told (at most 50 a second of each sandbox are, by each layer of rules).")),
 		refusedOut:    prometheus.NewCounter(counter("packets_refused_total", "Packets of commands that their egress policy refused.")),
 		bytesOut:      prometheus.NewCounter(counter("network_sent_bytes_total", "Bytes that commands have sent over the network, headers included.")),
 		probes:        prometheus.NewCounterVec(counter("egress_probe_checks_total", "Checks of egress probes, by whether the policy held."), []string{"check", "holds"}),

@@ -41,6 +41,8 @@ const refusedMark, refusedMarkBits = 0x5b, 0xff
 const (
 	sandboxes4 = "sandboxes4"
 	sandboxes6 = "sandboxes6"
+	told4      = "told4"
+	told6      = "told6"
 )
 
 // compile gives a rule in the kernel's words. One that has alternatives becomes several.

@@ -72,8 +72,9 @@ type egressRules struct {
 	log       *slog.Logger
 	// made is how many rules each chain was given, by this agent or an earlier one, and file keeps it over a restart. Callers
 	// hold Manager.changing.
-	made chainSizes
-	file string
+	made    chainSizes
+	file    string
+	commits *commits
 
 	// opening is held while destinations enter the kernel's sets and are noted, and while the table is made anew: so that what
 	// is noted as open is. It comes before mu.
@@ -112,12 +113,12 @@ const (
 	beyondBytes       = "more bytes than network.egress.bytes_out"
 )
 
-func newEgressRules(stateDir string, resolvers []netip.Addr, log *slog.Logger) *egressRules {
+func newEgressRules(stateDir string, resolvers []netip.Addr, k *commits, log *slog.Logger) *egressRules {
 	sum := sha256.Sum256([]byte(stateDir))
 	r := &egressRules{
 		table:     &nftables.Table{Name: fmt.Sprintf("sandbox-agent-egress-%x", sum[:4]), Family: nftables.TableFamilyINet},
 		group:     groupOf(stateDir),
-		resolvers: resolvers, log: log, file: filepath.Join(stateDir, "egress.json"),
+		resolvers: resolvers, log: log, commits: k, file: filepath.Join(stateDir, "egress.json"),
 		sandboxes: map[string]*governed{}, byAddress: map[netip.Addr]*governed{},
 	}
 	if err := readState(r.file, &r.made); err != nil {
@@ -269,7 +270,7 @@ func (r *egressRules) set(all []*Record) error {
 			return err
 		}
 	}
-	if err := flushed(c); err != nil {
+	if err := r.commits.flushed(c); err != nil {
 		return err
 	}
 	r.keep()
@@ -317,7 +318,7 @@ func (r *egressRules) addElements(id string, holds map[resolver.Destination]time
 		}
 		for some := range slices.Chunk(all, elementsAtOnce) {
 			// The time of one that is there does not change by adding it again, and one that is not there can't be deleted.
-			err := errors.Join(c.SetAddElements(set, some), c.SetDeleteElements(set, some), c.SetAddElements(set, some), c.Flush())
+			err := errors.Join(c.SetAddElements(set, some), c.SetDeleteElements(set, some), c.SetAddElements(set, some), r.commits.flush(c))
 			if err != nil {
 				return fmt.Errorf("opening destinations to sandbox %s: %w", id, err)
 			}
@@ -370,7 +371,7 @@ func (r *egressRules) add(rec *Record) error {
 	if err := r.addSandbox(c, r.track(rec)); err != nil {
 		return err
 	}
-	if err := flushed(c); err != nil {
+	if err := r.commits.flushed(c); err != nil {
 		return err
 	}
 	r.keep()
@@ -602,7 +603,7 @@ func questions(rec *Record) (out [][]expr.Any) {
 func (r *egressRules) addRefusal(c *nftables.Conn, name, id, why string) {
 	chain := r.emptyChain(c, name)
 	r.rule(c, chain, &expr.Objref{Type: int(nftables.ObjTypeCounter), Name: refusals(id)})
-	r.rule(c, chain, tellWhy(r.group, why)...)
+	r.rule(c, chain, refusalsLimit(), tellWhy(r.group, why))
 	r.rule(c, chain, append(l4proto(expr.CmpOpEq, unix.IPPROTO_TCP), &expr.Reject{Type: unix.NFT_REJECT_TCP_RST})...)
 	r.rule(c, chain, &expr.Reject{Type: unix.NFT_REJECT_ICMPX_UNREACH, Code: icmpxAdminProhibited})
 }
@@ -651,21 +652,6 @@ func (r *egressRules) admit(id string, to []resolver.Destination, hold time.Dura
 		g.open[d] = until
 	}
 	return nil
-}
-
-// opened is how many destinations are open to all sandboxes.
-func (r *egressRules) opened() (n int) {
-	now := time.Now()
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	for _, g := range r.sandboxes {
-		for _, until := range g.open {
-			if until.After(now) {
-				n++
-			}
-		}
-	}
-	return n
 }
 
 // worth are the destinations that are not open for so long yet.
@@ -722,7 +708,7 @@ func (r *egressRules) remove(rec *Record) error {
 	c.DeleteObject(&nftables.QuotaObj{Table: r.table, Name: bytesObject(rec.ID)})
 	c.DeleteObject(&nftables.CounterObj{Table: r.table, Name: connsObject(rec.ID)})
 	c.DeleteObject(&nftables.CounterObj{Table: r.table, Name: refusals(rec.ID)})
-	if err := c.Flush(); err != nil && !errors.Is(err, unix.ENOENT) {
+	if err := r.commits.flush(c); err != nil && !errors.Is(err, unix.ENOENT) {
 		return fmt.Errorf("removing the egress rules of sandbox %s: %w", rec.ID, err)
 	}
 	return nil
@@ -770,12 +756,12 @@ func (r *egressRules) intact(all []*Record) bool {
 	if err != nil {
 		return false
 	}
+	if !r.leadsTo(c, all) {
+		return false
+	}
 	chains := []string{sentHook, reachedHook, inbound}
 	for _, rec := range all {
 		chains = append(chains, chainsOf(rec)...)
-		if !r.leadsTo(c, rec) {
-			return false
-		}
 	}
 	for _, name := range chains {
 		found, err := c.GetRules(r.table, &nftables.Chain{Table: r.table, Name: name})
@@ -786,19 +772,31 @@ func (r *egressRules) intact(all []*Record) bool {
 	return true
 }
 
-// leadsTo says whether the maps have a sandbox's addresses.
-func (r *egressRules) leadsTo(c *nftables.Conn, rec *Record) bool {
-	names := []string{fromSandbox}
-	if rec.Egress.mode() != egress.Open {
-		names = append(names, toSandbox)
-	}
-	for _, name := range names {
-		for _, a := range rec.Addresses {
-			found, err := c.GetSetElements(r.chains(name, a.Is4()))
-			if err != nil || !slices.ContainsFunc(found, func(e nftables.SetElement) bool { return slices.Equal(e.Key, a.AsSlice()) }) {
+// leadsTo says whether the maps have these sandboxes' addresses.
+func (r *egressRules) leadsTo(c *nftables.Conn, all []*Record) bool {
+	for _, name := range []string{fromSandbox, toSandbox} {
+		for _, four := range []bool{true, false} {
+			found, err := c.GetSetElements(r.chains(name, four))
+			if err != nil {
 				return false
+			}
+			has := map[string]bool{}
+			for _, e := range found {
+				has[string(e.Key)] = true
+			}
+			for _, rec := range all {
+				for _, e := range elements(rec, four) {
+					if isMapped(rec, name) && !has[string(e.Key)] {
+						return false
+					}
+				}
 			}
 		}
 	}
 	return true
+}
+
+// isMapped says whether a map leads to a sandbox's chain.
+func isMapped(rec *Record, name string) bool {
+	return name == fromSandbox || rec.Egress.mode() != egress.Open
 }

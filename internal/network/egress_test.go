@@ -315,7 +315,6 @@ func TestASandboxKeepsWithinItsBounds(t *testing.T) {
 	for id, why := range map[string]string{"sb-few": beyondConnections, "sb-slow": beyondPerSecond, "sb-small": beyondBytes} {
 		require.Contains(t, told, id+" "+netlab.Web+":4000/udp ("+why+")")
 	}
-	require.NotZero(t, l.Stats().Connections)
 	require.Empty(t, l.told())
 	all := []*Record{few, small}
 	require.True(t, l.egress.intact(all), "the chains of the bounds are looked at too")
@@ -385,7 +384,7 @@ func TestTenThousandNamesAreOpenAtOnceOutliveAFlushAndCloseAfterTheirTime(t *tes
 		return n
 	}
 	require.Equal(t, 2*many, inSets())
-	require.Equal(t, 2*many, l.Stats().Open)
+	require.Len(t, l.egress.sandboxes[rec.ID].open, 2*many, "and known")
 	probe := []string{"tcp " + netlab.Web + " 443"}
 	require.Equal(t, []string{"refused"}, l.try(rec, probe))
 	require.Equal(t, []string{netlab.Web}, l.lookup(rec, "web.example"))
@@ -439,6 +438,44 @@ func TestNobodyConnectsToASandboxWithAList(t *testing.T) {
 	require.NoError(t, err, string(out))
 	outside := &Record{Namespace: l.World}
 	require.Equal(t, []string{"reached x", "refused"}, l.try(outside, []string{"tcp " + open.Addresses[0].String() + " 8000", "tcp " + listed.Addresses[0].String() + " 8000"}))
+}
+
+// flood sends more datagrams than are told.
+const flood = `
+import socket, sys
+s = socket.socket(socket.AF_INET6 if ":" in sys.argv[1] else socket.AF_INET, socket.SOCK_DGRAM)
+for _ in range(2000):
+    try: s.sendto(b"x", (sys.argv[1], 4711))
+    except OSError: pass
+`
+
+func TestP10AFloodOfRefusalsHidesNoneOfAnotherSandbox(t *testing.T) {
+	for name, silent := range map[string]bool{"answers at ingress": false, "no answers at ingress": true} {
+		t.Run(name, func(t *testing.T) {
+			l := newEgressLab(t)
+			if silent {
+				l.rules.answers = new(bool)
+			}
+			l.Sandboxes = []string{bridge4}
+			noisy, quiet := l.under("sb-noisy", Egress{}), l.under("sb-quiet", Egress{})
+			for _, to := range []string{netlab.Metadata, netlab.NodeAddr6} {
+				out, err := l.Command(noisy.Namespace, "python3", "-c", flood, to).CombinedOutput()
+				require.NoError(t, err, string(out))
+			}
+			l.try(quiet, []string{"tcp " + netlab.Metadata + " 80", "tcp " + netlab.NodeAddr6 + " 9000", "udp " + netlab.Other + " 5000"})
+			count := map[string]int{}
+			for _, what := range l.told() {
+				count[what]++
+			}
+			for _, flooded := range []string{"sb-noisy " + netlab.Metadata + ":4711/udp", "sb-noisy [" + netlab.NodeAddr6 + "]:4711/udp"} {
+				require.GreaterOrEqual(t, count[flooded], refusalsAtOnce)
+				require.Less(t, count[flooded], 2000, "control: there is more of it than is told")
+			}
+			for _, what := range []string{netlab.Metadata + ":80/tcp", "[" + netlab.NodeAddr6 + "]:9000/tcp", netlab.Other + ":5000/udp"} {
+				require.NotZero(t, count["sb-quiet "+what], what)
+			}
+		})
+	}
 }
 
 func TestWhatAPacketsHeadersSay(t *testing.T) {

@@ -34,17 +34,19 @@ const (
 	refusalsAtOnce    = 200
 )
 
-// tell has the headers of a packet told, as long as there are not too many: the rest is only counted.
-func tell(group uint16) []expr.Any { return tellWhy(group, "") }
+// refusalsLimit ends a rule where there are too many refusals to be told: the rest is only counted.
+func refusalsLimit() expr.Any {
+	return &expr.Limit{Type: expr.LimitTypePkts, Rate: refusalsPerSecond, Unit: expr.LimitTimeSecond, Burst: refusalsAtOnce}
+}
 
-// tellWhy is tell with a reason, at most 127 bytes.
-func tellWhy(group uint16, why string) []expr.Any {
+// tellWhy has the headers of a packet told, with a reason of at most 127 bytes.
+func tellWhy(group uint16, why string) expr.Any {
 	log := &expr.Log{Key: 1<<unix.NFTA_LOG_GROUP | 1<<unix.NFTA_LOG_SNAPLEN, Group: group, Snaplen: nflogHeaders}
 	if why != "" {
 		log.Key |= 1 << unix.NFTA_LOG_PREFIX
 		log.Data = []byte(why)
 	}
-	return []expr.Any{&expr.Limit{Type: expr.LimitTypePkts, Rate: refusalsPerSecond, Unit: expr.LimitTimeSecond, Burst: refusalsAtOnce}, log}
+	return log
 }
 
 // watcher hears what is refused.

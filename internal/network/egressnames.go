@@ -48,7 +48,6 @@ func (m *Manager) Serve(ctx context.Context, refused func(id, what string)) {
 func (m *Manager) serve(ctx context.Context, refused func(id, what string)) error {
 	w, err := watch(m.egress.group, func(source netip.Addr, to string) {
 		if g := m.egress.at(source); g != nil {
-			m.stats.connections.Add(1)
 			refused(g.rec.ID, to)
 		}
 	})
@@ -62,20 +61,6 @@ func (m *Manager) serve(ctx context.Context, refused func(id, what string)) erro
 	err = m.serveNames(ctx, refused)
 	m.watcher.Store(nil)
 	return errors.Join(err, w.close(), <-ended)
-}
-
-// Stats are what this process has counted of all sandboxes.
-type Stats struct {
-	// Connections are the refused ones that the kernel told of: under heavy refusal it tells not all of them (Traffic.Refused
-	// counts them). Names are the questions that were refused, or of whose answer an address was left out.
-	Connections, Names uint64
-	// Open are the destinations that the names of all sandboxes have opened, and whose time is not known to be over.
-	Open int
-}
-
-// Stats reads what has been counted since the manager was made.
-func (m *Manager) Stats() Stats {
-	return Stats{Connections: m.stats.connections.Load(), Names: m.stats.names.Load(), Open: m.egress.opened()}
 }
 
 // Settle waits until everything that has been refused so far is told.
@@ -111,7 +96,6 @@ func (m *Manager) serveNames(ctx context.Context, refused func(id, what string))
 			if why != "" {
 				name += " (" + why + ")"
 			}
-			m.stats.names.Add(1)
 			refused(id, name)
 		},
 	})

@@ -13,6 +13,7 @@ import (
 	"github.com/sandbox-agent/sandbox-agent/internal/runtime"
 	"github.com/sandbox-agent/sandbox-agent/internal/runtime/hostkernel"
 	"github.com/sandbox-agent/sandbox-agent/internal/testkit"
+	"github.com/sandbox-agent/sandbox-agent/internal/testkit/netlab"
 )
 
 // shared is a sandbox whose network namespace is its user namespace's, as a real one's is.
@@ -95,7 +96,8 @@ func TestP10AListenerBesideASandboxIsTheManagementsAlone(t *testing.T) {
 	_, err := s.nft("receiptd", "delete table inet "+s.rules.routed.Name)
 	require.NoError(t, err)
 	require.Equal(t, all("reached x", len(closed)), s.tryAs("a command", closed), "control: without rules inside a command reaches it")
-	require.NoError(t, s.rules.guardInside(s.rec.Namespace))
+	_, err = s.rules.guardInside(s.rec.Namespace)
+	require.NoError(t, err)
 	for _, who := range []string{"a command", "a command's nested root", "the command's uid on the node"} {
 		require.Equal(t, all("refused", len(closed)), s.tryAs(who, closed), who)
 		require.Equal(t, all("reached x", len(open)), s.tryAs(who, open), "%s, what is not listed", who)
@@ -183,6 +185,67 @@ func TestP10TheRulesInsideAreTheOwnersToChange(t *testing.T) {
 	require.NoError(t, err, "control: whose namespace it is can: %s", out)
 }
 
+// finders are who may find that the rules inside are not as they should be.
+var finders = map[string]func(*shared) (Lapses, error){
+	"by the look": func(s *shared) (Lapses, error) { var seen uint32; return s.look(&seen) },
+	"by the next agent": func(s *shared) (Lapses, error) {
+		again, err := New(s.opts)
+		require.NoError(s.t, err)
+		s.Manager = again
+		return s.Restore()
+	},
+}
+
+func TestP10RulesInsideThatSomebodyHasFlushedArePutBack(t *testing.T) {
+	s := newShared(t)
+	s.serve(s.rec.Namespace, "tcp 127.0.0.1 44772")
+	targets := []string{"tcp 127.0.0.1 44772"}
+	for name, find := range finders {
+		found, err := find(s)
+		require.NoError(t, err, name)
+		require.Empty(t, found, name)
+		_, err = s.nft("root of the node", "add table inet sidecar")
+		require.NoError(t, err)
+		found, err = find(s)
+		require.NoError(t, err, name)
+		require.Empty(t, found, "%s: what else is there is nobody's business", name)
+		_, err = s.nft("root of the node", "flush ruleset") // as a sidecar that sets up its own
+		require.NoError(t, err)
+		require.Equal(t, []string{"reached x"}, s.tryAs("a command", targets), "control: without them a command reaches it")
+		found, err = find(s)
+		require.NoError(t, err, name)
+		require.Equal(t, Lapses{Restored: []string{"sb-shared"}}, found, name)
+		require.Equal(t, []string{"refused"}, s.tryAs("a command", targets), name)
+	}
+}
+
+func TestP10ASandboxThatCantHaveItsRulesInsideIsCutOff(t *testing.T) {
+	for name, find := range finders {
+		t.Run(name, func(t *testing.T) {
+			s := newShared(t)
+			beside := []string{"tcp 127.0.0.1 44772", "tcp ::1 44772", "tcp " + s.rec.Addresses[0].String() + " 44772", "tcp " + s.rec.Addresses[1].String() + " 44772"}
+			s.serve(s.rec.Namespace, "tcp :: 44772")
+			web := s.serve(s.World, "tcp "+netlab.Web+" 80")
+			_, err := s.nft("root of the node", "flush ruleset")
+			require.NoError(t, err)
+			release := s.owned(s.as("root of the node"), "inet "+s.rules.routed.Name)
+			require.Equal(t, all("reached x", 5), s.tryAs("a command", append(beside, web...)), "control: without them a command reaches all")
+			found, err := find(s)
+			require.ErrorIs(t, err, ErrUnavailable)
+			require.Equal(t, Lapses{CutOff: []string{"sb-shared"}}, found)
+			for i, what := range s.tryAs("a command", append(beside, web...)) {
+				require.NotContains(t, what, "reached", "%d", i)
+			}
+			require.ErrorContains(t, s.Recheck(t.Context(), "sb-shared"), "the rules inside, that keep it from what is beside it, could not be set")
+			release()
+			found, err = find(s)
+			require.NoError(t, err)
+			require.Empty(t, found)
+			require.NotEqual(t, []string{"reached x"}, s.tryAs("a command", beside[:1]), "it stays so")
+		})
+	}
+}
+
 func TestTheNextAgentSetsTheRulesInsideByItsOwnList(t *testing.T) {
 	s := newShared(t)
 	s.serve(s.rec.Namespace, "tcp 127.0.0.1 44772", "tcp 127.0.0.1 4711")
@@ -193,6 +256,6 @@ func TestTheNextAgentSetsTheRulesInsideByItsOwnList(t *testing.T) {
 	again, err := New(o)
 	require.NoError(t, err)
 	s.Manager = again
-	s.restore()
+	require.Empty(t, s.restore(), "that is nobody's attack")
 	require.Equal(t, []string{"reached x", "refused"}, s.tryAs("a command", targets))
 }

@@ -57,11 +57,12 @@ type Manager struct {
 	changing sync.Mutex
 	rules    *rules
 	egress   *egressRules
+	// inside are the generations of nftables in sandboxes' namespaces at which the rules inside were seen to be whole.
+	inside map[string]uint32
 	// lapsed are sandboxes whose rules were put back while another one's were set, and which Watch has not told of yet.
 	lapsed []string
 	// watcher hears what is refused, while Serve runs.
 	watcher atomic.Pointer[watcher]
-	stats   struct{ connections, names atomic.Uint64 }
 	// last is the address of each range that was given last, also by an earlier agent.
 	last map[netip.Prefix]netip.Addr
 }
@@ -75,9 +76,9 @@ func New(opts Options) (*Manager, error) {
 		opts.Log = slog.New(slog.DiscardHandler)
 	}
 	opts.Listeners.Nameservers = slices.Concat(opts.Nameservers, opts.Egress.Resolvers)
+	r := newRules(opts.StateDir, opts.Listeners, opts.Bridge.Subnets, opts.Log)
 	m := &Manager{
-		opts: opts, log: opts.Log, last: map[netip.Prefix]netip.Addr{},
-		rules: newRules(opts.StateDir, opts.Listeners, opts.Bridge.Subnets, opts.Log), egress: newEgressRules(opts.StateDir, opts.Egress.Resolvers, opts.Log),
+		opts: opts, log: opts.Log, last: map[netip.Prefix]netip.Addr{}, rules: r, egress: newEgressRules(opts.StateDir, opts.Egress.Resolvers, r.commits, opts.Log),
 	}
 	for _, dir := range []string{string(m.records()), m.namespacesDir(), m.cacheDir()} {
 		if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, os.ErrExist) {
@@ -173,7 +174,7 @@ func (m *Manager) connect(ctx context.Context, id string, mode Mode, e Egress, n
 	if err := raiseLoopback(h); err != nil {
 		return nil, err
 	}
-	if err := m.rules.guardInside(rec.Namespace); err != nil {
+	if rec.Inside, err = m.rules.guardInside(rec.Namespace); err != nil {
 		return nil, err
 	}
 	if err := m.plug(ctx, rec); err != nil {

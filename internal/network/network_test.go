@@ -250,16 +250,23 @@ func TestRulesThatWereChangedWhileThereWasNoAgentAreToldOf(t *testing.T) {
 }
 
 // own has another program own a table, which nobody else can change then (NFT_TABLE_F_OWNER), until release.
-func (l *lab) own(table string) (release func()) {
+func (l *lab) own(table string) (release func()) { return l.owned(nil, table) }
+
+// owned is own, in the network namespace that these words lead to.
+func (l *lab) owned(words []string, table string) (release func()) {
 	l.t.Helper()
-	cmd := exec.Command("nft", "-i")
+	program := func(args ...string) *exec.Cmd {
+		args = append(slices.Clone(words), args...)
+		return exec.Command(args[0], args[1:]...)
+	}
+	cmd := program("nft", "-i")
 	in, err := cmd.StdinPipe()
 	require.NoError(l.t, err)
 	require.NoError(l.t, cmd.Start())
 	_, err = in.Write([]byte("table " + table + " { flags owner; }\n"))
 	require.NoError(l.t, err)
 	require.Eventually(l.t, func() bool {
-		out, err := exec.Command("nft", "list", "tables").Output()
+		out, err := program("nft", "list", "tables").Output()
 		return err == nil && strings.Contains(string(out), table)
 	}, 20*time.Second, 20*time.Millisecond)
 	return func() {

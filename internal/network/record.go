@@ -30,6 +30,8 @@ type Record struct {
 	CNI *CNIRecord `json:"cni,omitempty"`
 	// Connected: everything of it is there.
 	Connected bool `json:"connected,omitempty"`
+	// Inside is how many rules there are in its own network namespace; 0 where an agent kept no number.
+	Inside int `json:"inside,omitempty"`
 	// CutOff is why its interfaces on the node were set down; empty: they weren't.
 	CutOff string `json:"cut_off,omitempty"`
 }

@@ -10,6 +10,7 @@ import (
 	"net/netip"
 	"path/filepath"
 	"slices"
+	"time"
 
 	"github.com/google/nftables"
 	"github.com/google/nftables/expr"
@@ -26,6 +27,7 @@ const (
 	common     = "common"   // of the ingress table: what holds for every sandbox
 	switched   = "switched" // the same for interfaces that are ports of a switch, where the kernel can't answer at ingress
 	marked     = "marked"   // of the routed table: what was to be answered at ingress
+	carried    = "carried"  // of the bridge table: the same, where a bridge would carry it on unanswered
 	inputChain = "input"
 	localChain = "local"
 	forward    = "forward"
@@ -47,6 +49,8 @@ type rules struct {
 	list    listeners.List
 	ingress *nftables.Table
 	routed  *nftables.Table
+	// bridged is there if the kernel can't answer at an interface's ingress.
+	bridged *nftables.Table
 	// translated are the ranges whose addresses are translated on the way out.
 	translated []netip.Prefix
 	// group is that of the packet log in which refusals are told.
@@ -58,8 +62,11 @@ type rules struct {
 	left chainSizes
 	// answers says whether the kernel can answer at an interface's ingress; nil: nobody has looked yet.
 	answers *bool
+	// bridges says whether it can have rules for what a Linux bridge carries; looked at where it can't answer.
+	bridges *bool
 	// devices are the names that the chains' interfaces had when they were made.
 	devices map[string]string
+	commits *commits
 }
 
 // chainSizes are how many rules each chain has.
@@ -73,7 +80,8 @@ func newRules(stateDir string, list listeners.List, translated []netip.Prefix, l
 		list: list, translated: translated, group: groupOf(stateDir), log: log, file: filepath.Join(stateDir, "rules.json"),
 		ingress: &nftables.Table{Name: name, Family: nftables.TableFamilyNetdev},
 		routed:  &nftables.Table{Name: name, Family: nftables.TableFamilyINet},
-		devices: map[string]string{},
+		bridged: &nftables.Table{Name: name, Family: nftables.TableFamilyBridge},
+		devices: map[string]string{}, commits: &commits{},
 	}
 	if err := readState(r.file, &r.left); err != nil {
 		r.left = nil
@@ -103,17 +111,17 @@ func dialNFT(where ...nftables.ConnOption) (*nftables.Conn, error) {
 // set brings the tables into the state that these sandboxes need, whatever they were: in one transaction, so that no packet
 // ever meets half of them.
 func (r *rules) set(all []*Record) error {
+	if err := r.lookAtKernel(); err != nil {
+		return err
+	}
 	c, err := dialNFT()
 	if err != nil {
 		return err
 	}
-	for _, t := range []*nftables.Table{r.ingress, r.routed} {
+	for _, t := range r.tables() {
 		c.AddTable(t) // so that there is one to delete
 		c.DelTable(t)
 		c.AddTable(t)
-	}
-	if err := r.lookAtAnswers(); err != nil {
-		return err
 	}
 	if err := r.addShared(c); err != nil {
 		return err
@@ -123,7 +131,7 @@ func (r *rules) set(all []*Record) error {
 			return err
 		}
 	}
-	if err := flushed(c); err != nil {
+	if err := r.commits.flushed(c); err != nil {
 		return err
 	}
 	r.left = r.sizes(all)
@@ -131,9 +139,11 @@ func (r *rules) set(all []*Record) error {
 	return nil
 }
 
-// flushed sends what has been gathered.
-func flushed(c *nftables.Conn) error {
-	if err := c.Flush(); err != nil {
+// flushed is flush with the remedy.
+func (k *commits) flushed(c *nftables.Conn) error { return unflushed(k.flush(c)) }
+
+func unflushed(err error) error {
+	if err != nil {
 		return fmt.Errorf("%w: setting the rules that keep sandboxes from the node: %w (kernel options CONFIG_NF_TABLES_NETDEV, CONFIG_NF_TABLES_INET, CONFIG_NFT_FIB_NETDEV, CONFIG_NFT_REJECT_INET, CONFIG_NFT_MASQ)", ErrUnavailable, err)
 	}
 	return nil
@@ -148,10 +158,12 @@ func (r *rules) setOf(t *nftables.Table, four bool) *nftables.Set {
 
 // addShared adds what holds for every sandbox.
 func (r *rules) addShared(c *nftables.Conn) error {
-	for _, t := range []*nftables.Table{r.ingress, r.routed} {
+	for _, t := range r.tables() {
 		for _, four := range []bool{true, false} {
-			if err := c.AddSet(r.setOf(t, four), nil); err != nil {
-				return fmt.Errorf("making a set of sandboxes: %w", err)
+			for _, set := range []*nftables.Set{r.setOf(t, four), toldSet(t, four)} {
+				if err := c.AddSet(set, nil); err != nil {
+					return fmt.Errorf("making a set of sandboxes: %w", err)
+				}
 			}
 		}
 	}
@@ -160,6 +172,9 @@ func (r *rules) addShared(c *nftables.Conn) error {
 	}
 	if !r.answersAtIngress() {
 		r.addMarked(c)
+	}
+	if r.hasBridged() {
+		r.addCarried(c)
 	}
 	addRules(c, c.AddChain(&nftables.Chain{Table: r.routed, Name: localChain}), r.told(r.list.Local(), routedLayer))
 	addRules(c, c.AddChain(&nftables.Chain{Table: r.routed, Name: routed}), r.told(r.list.Forwarded(), routedLayer))
@@ -180,6 +195,21 @@ func (r *rules) addShared(c *nftables.Conn) error {
 // answersAtIngress is true where nobody has looked yet.
 func (r *rules) answersAtIngress() bool { return r.answers == nil || *r.answers }
 
+// hasBridged says whether there is a table for what bridges carry.
+func (r *rules) hasBridged() bool { return !r.answersAtIngress() && r.bridges != nil && *r.bridges }
+
+// tables are those that there are.
+func (r *rules) tables() []*nftables.Table {
+	list := []*nftables.Table{r.ingress, r.routed}
+	if r.hasBridged() {
+		list = append(list, r.bridged)
+	}
+	return list
+}
+
+// lookAtKernel finds out, once, what the rules have to do without.
+func (r *rules) lookAtKernel() error { return errors.Join(r.lookAtAnswers(), r.lookAtBridges()) }
+
 // lookAtAnswers finds out, once, whether the kernel can answer at an interface's ingress: kernels of some distributions are built
 // without. The rule is tried in a transaction that takes it away again.
 func (r *rules) lookAtAnswers() error {
@@ -195,15 +225,35 @@ func (r *rules) lookAtAnswers() error {
 	chain := c.AddChain(&nftables.Chain{Table: t, Name: "try"})
 	c.AddRule(&nftables.Rule{Table: t, Chain: chain, Exprs: []expr.Any{&expr.Reject{Type: unix.NFT_REJECT_TCP_RST}}})
 	c.DelTable(t)
-	err = c.Flush()
+	err = r.commits.flush(c)
 	if err != nil && !errors.Is(err, unix.ENOENT) {
 		return fmt.Errorf("%w: looking whether the kernel can refuse at an interface's ingress: %w", ErrUnavailable, err)
 	}
 	can := err == nil
 	if !can {
-		r.log.Warn("the kernel can't answer at an interface's ingress (CONFIG_NFT_REJECT_NETDEV): what is refused there is answered when it is routed, and dropped without an answer where a CNI plugin has made the interface a port of a switch")
+		r.log.Warn("the kernel can't answer at an interface's ingress (CONFIG_NFT_REJECT_NETDEV): what is refused there is answered when it is routed; what a switch carries on instead is dropped without an answer, all of it where that is no Linux bridge or the kernel has no rules for one (CONFIG_NF_TABLES_BRIDGE)")
 	}
 	r.answers = &can
+	return nil
+}
+
+// lookAtBridges finds out whether the kernel can have the rules of addCarried, as lookAtAnswers does.
+func (r *rules) lookAtBridges() error {
+	if r.answersAtIngress() || r.bridges != nil {
+		return nil
+	}
+	c, err := dialNFT()
+	if err != nil {
+		return err
+	}
+	c.AddTable(r.bridged)
+	c.DelTable(r.bridged)
+	err = r.commits.flush(c)
+	if err != nil && !errors.Is(err, unix.EOPNOTSUPP) && !errors.Is(err, unix.EAFNOSUPPORT) {
+		return fmt.Errorf("%w: looking whether the kernel can have rules for bridges: %w", ErrUnavailable, err)
+	}
+	can := err == nil
+	r.bridges = &can
 	return nil
 }
 
@@ -221,10 +271,36 @@ func (r *rules) commonFor(l Link) string {
 		return common
 	}
 	// What can't be looked at may be a port of anything.
-	if found, err := netlink.LinkByIndex(l.Index); err != nil || found.Attrs().MasterIndex != 0 {
-		return switched
+	found, err := netlink.LinkByIndex(l.Index)
+	if err == nil && found.Attrs().MasterIndex == 0 {
+		return common
 	}
-	return common
+	if err == nil && r.hasBridged() {
+		if master, err := netlink.LinkByIndex(found.Attrs().MasterIndex); err == nil && master.Type() == "bridge" {
+			return common
+		}
+	}
+	return switched
+}
+
+// addCarried drops what was marked and is about to leave a bridge by another port: with br_netfilter it has been answered before,
+// as what is routed; without, nobody else would stop it.
+func (r *rules) addCarried(c *nftables.Conn) {
+	policy := nftables.ChainPolicyAccept
+	chain := c.AddChain(&nftables.Chain{
+		Table: r.bridged, Name: carried, Type: nftables.ChainTypeFilter, Hooknum: nftables.ChainHookForward, Priority: nftables.ChainPriorityRef(ingressPriority), Policy: &policy,
+	})
+	for _, e := range r.carriedRules() {
+		c.AddRule(&nftables.Rule{Table: r.bridged, Chain: chain, Exprs: e})
+	}
+}
+
+func (r *rules) carriedRules() (out [][]expr.Any) {
+	for _, f := range []listeners.Family{listeners.IPv4, listeners.IPv6} {
+		out = append(out, slices.Concat(ofFamily(f, markingLayer), isSandbox(f, false), hasMark(refusedMark, refusedMarkBits),
+			[]expr.Any{&expr.Counter{}, &expr.Verdict{Kind: expr.VerdictDrop}}))
+	}
+	return out
 }
 
 // addMarked answers what was marked, once its connection is known and before any address is translated.
@@ -271,19 +347,61 @@ type compiled struct {
 	exprs []expr.Any
 }
 
-// told compiles rules, with one before each refusal that has it told (egresslog.go).
+// told compiles rules, with one before each refusal that has it told (egresslog.go): of each sandbox so many a second, whatever
+// another one has told.
 func (r *rules) told(list []listeners.Rule, on layer) (out []compiled) {
 	for _, rule := range list {
 		if rule.Action == listeners.Refuse {
 			same := rule
 			same.Action = listeners.Admit
-			for _, e := range compile(same, on) {
-				out = append(out, compiled{rule.Why, append(e[:len(e)-2], tell(r.group)...)}) // without its counter and verdict
+			for _, same.Family = range familiesOf(rule) {
+				for _, e := range compile(same, on) {
+					out = append(out, compiled{rule.Why, slices.Concat(e[:len(e)-2], oftenOf(same.Family), []expr.Any{tellWhy(r.group, "")})}) // without its counter and verdict
+				}
 			}
 		}
 		out = append(out, untold([]listeners.Rule{rule}, on)...)
 	}
 	return out
+}
+
+// familiesOf are those whose packets a rule can match.
+func familiesOf(rule listeners.Rule) []listeners.Family {
+	switch {
+	case len(rule.To) > 0 && rule.To[0].Addr().Is6():
+		return []listeners.Family{listeners.IPv6} // also with an IPv4-mapped one
+	case len(rule.To) > 0:
+		return []listeners.Family{listeners.IPv4}
+	case rule.Family != listeners.AnyFamily:
+		return []listeners.Family{rule.Family}
+	}
+	return []listeners.Family{listeners.IPv4, listeners.IPv6}
+}
+
+// oftenOf goes on as long as a packet's source has not been told too often. What another source than its own says is dropped
+// before, so each sandbox has an element for each address. (The kernel evaluates the limit of the element.)
+func oftenOf(f listeners.Family) []expr.Any {
+	a, set := netip.IPv4Unspecified(), told4
+	if f == listeners.IPv6 {
+		a, set = netip.IPv6Unspecified(), told6
+	}
+	return []expr.Any{
+		&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseNetworkHeader, Offset: sourceOffset(a), Len: uint32(a.BitLen() / 8)},
+		&expr.Dynset{SrcRegKey: 1, SetName: set, Operation: unix.NFT_DYNSET_OP_UPDATE, Exprs: []expr.Any{refusalsLimit()}},
+	}
+}
+
+// toldFor is how long an element of told4 and told6 stays after its sandbox's last refusal: well beyond the time after which
+// its limit is whole again.
+const toldFor = time.Minute
+
+// toldSet has a limit for each sandbox's address.
+func toldSet(t *nftables.Table, four bool) *nftables.Set {
+	s := &nftables.Set{Table: t, Name: told6, KeyType: nftables.TypeIP6Addr, Dynamic: true, HasTimeout: true, Timeout: toldFor, Size: 1 << 16}
+	if four {
+		s.Name, s.KeyType = told4, nftables.TypeIPAddr
+	}
+	return s
 }
 
 func untold(list []listeners.Rule, on layer) (out []compiled) {
@@ -337,7 +455,7 @@ func isSideOf(rec *Record, node netlink.Link) bool {
 
 // addSandbox adds what is a sandbox's own.
 func (r *rules) addSandbox(c *nftables.Conn, rec *Record) error {
-	for _, t := range []*nftables.Table{r.ingress, r.routed} {
+	for _, t := range r.tables() {
 		for _, four := range []bool{true, false} {
 			if e := elements(rec, four); len(e) > 0 {
 				if err := c.SetAddElements(r.setOf(t, four), e); err != nil {
@@ -379,7 +497,7 @@ func (r *rules) add(rec *Record) error {
 	if err := r.addSandbox(c, rec); err != nil {
 		return err
 	}
-	if err := flushed(c); err != nil {
+	if err := r.commits.flushed(c); err != nil {
 		return err
 	}
 	if r.left == nil {
@@ -397,17 +515,17 @@ func (r *rules) remove(rec *Record) error {
 		return err
 	}
 	var errs []error
-	for _, t := range []*nftables.Table{r.ingress, r.routed} {
+	for _, t := range r.tables() {
 		for _, four := range []bool{true, false} {
 			for _, e := range elements(rec, four) {
-				errs = append(errs, c.SetDeleteElements(r.setOf(t, four), []nftables.SetElement{e}), absent(c.Flush()))
+				errs = append(errs, c.SetDeleteElements(r.setOf(t, four), []nftables.SetElement{e}), absent(r.commits.flush(c)))
 			}
 		}
 	}
 	for _, l := range rec.Links {
 		name := chainOf(rec, l)
 		c.DelChain(&nftables.Chain{Table: r.ingress, Name: name})
-		errs = append(errs, absent(c.Flush()))
+		errs = append(errs, absent(r.commits.flush(c)))
 		delete(r.left, fmt.Sprint(nftables.TableFamilyNetdev, name))
 		delete(r.devices, name)
 	}
@@ -465,7 +583,7 @@ func (r *rules) hold(want chainSizes, all []*Record) (bool, error) {
 		return false, err
 	}
 	got := chainSizes{}
-	for _, t := range []*nftables.Table{r.ingress, r.routed} {
+	for _, t := range r.tables() {
 		chains, err := c.ListChainsOfTableFamily(t.Family)
 		if err != nil {
 			return false, fmt.Errorf("looking at the rules: %w", err)
@@ -491,7 +609,7 @@ func (r *rules) hold(want chainSizes, all []*Record) (bool, error) {
 
 // hasAddresses says whether each sandbox is in the sets.
 func (r *rules) hasAddresses(c *nftables.Conn, all []*Record) bool {
-	for _, t := range []*nftables.Table{r.ingress, r.routed} {
+	for _, t := range r.tables() {
 		for _, four := range []bool{true, false} {
 			found, err := c.GetSetElements(r.setOf(t, four))
 			if err != nil {
@@ -534,6 +652,9 @@ func (r *rules) sharedSizes() chainSizes {
 	if !r.answersAtIngress() {
 		want[fmt.Sprint(inet, marked)] = len(r.markedRules())
 	}
+	if r.hasBridged() {
+		want[fmt.Sprint(nftables.TableFamilyBridge, carried)] = len(r.carriedRules())
+	}
 	if len(r.translated) > 0 {
 		want[fmt.Sprint(inet, translate)] = len(r.translated)
 	}
@@ -550,15 +671,18 @@ func (r *rules) sizesOf(rec *Record) chainSizes {
 
 // clear takes the tables away.
 func (r *rules) clear() error {
+	if err := r.lookAtKernel(); err != nil {
+		return err
+	}
 	c, err := dialNFT()
 	if err != nil {
 		return err
 	}
-	for _, t := range []*nftables.Table{r.ingress, r.routed} {
+	for _, t := range r.tables() {
 		c.AddTable(t)
 		c.DelTable(t)
 	}
-	if err := flushed(c); err != nil {
+	if err := r.commits.flushed(c); err != nil {
 		return err
 	}
 	r.left = nil

@@ -2,13 +2,11 @@ package network
 
 import (
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"slices"
 	"time"
 
-	nl "github.com/mdlayher/netlink"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 )
@@ -17,6 +15,9 @@ import (
 // ("flush ruleset"), and the kernel says so at once (watchevents.go); names of interfaces, and what the kernel had no room to say,
 // are found so.
 const watchEvery = time.Second
+
+// anyway is after how many ticks the rules are compared with what they should be though nobody else has changed anything.
+const anyway = 60
 
 // setTries bounds how often the rules are set in a row: an interface that goes meanwhile makes one attempt fail.
 const setTries = 3
@@ -56,6 +57,20 @@ func (c condition) and(ok bool) condition {
 	return c
 }
 
+// add adds those of more, each once.
+func (l *Lapses) add(more Lapses) {
+	for _, s := range []struct {
+		to   *[]string
+		more []string
+	}{{&l.Restored, more.Restored}, {&l.CutOff, more.CutOff}} {
+		for _, id := range s.more {
+			if !slices.Contains(*s.to, id) {
+				*s.to = append(*s.to, id)
+			}
+		}
+	}
+}
+
 func (l Lapses) any() bool { return len(l.Restored)+len(l.CutOff) > 0 }
 
 // Watch puts the rules back when somebody else has changed them, until ctx ends. A sandbox that can't have them is cut off.
@@ -72,15 +87,21 @@ func (m *Manager) Watch(ctx context.Context, tell func(Lapses)) {
 	m.watch(ctx, heard, tick.C, tell)
 }
 
-// watch looks when the kernel says that the rules were changed, and at each tick.
+// watch looks when the kernel says that the rules were changed by somebody else, and at each tick.
 func (m *Manager) watch(ctx context.Context, heard <-chan struct{}, tick <-chan time.Time, tell func(Lapses)) {
 	var seen uint32
-	for {
+	for ticks := 1; ; {
 		select {
 		case <-ctx.Done():
 			return
 		case <-tick:
+			if ticks++; ticks%anyway == 0 {
+				seen = 0
+			}
 		case <-heard:
+			if others, err := m.rules.commits.others(); err == nil && others == seen {
+				continue // it was this process
+			}
 		}
 		found, err := m.look(&seen)
 		m.logLapses(found, err)
@@ -116,12 +137,14 @@ func (m *Manager) Restore() (Lapses, error) {
 	was, lookErr := m.rules.asLeft(running)
 	found, setErr := m.bringBack(all, running, was.and(m.egress.intact(running)))
 	found.CutOff = append(cut, found.CutOff...)
-	err = errors.Join(err, cutErr, lookErr, setErr, m.rules.guardAllInside(running))
+	within, insideErr := m.restoreInside(connected(running))
+	found.add(within)
+	err = errors.Join(err, cutErr, lookErr, setErr, insideErr)
 	m.logLapses(found, nil)
 	return found, err
 }
 
-// look compares the rules with what they should be, if anything of nftables has changed since seen.
+// look compares the rules with what they should be, if anybody else has changed anything of nftables since seen.
 func (m *Manager) look(seen *uint32) (Lapses, error) {
 	m.changing.Lock()
 	defer m.changing.Unlock()
@@ -132,17 +155,22 @@ func (m *Manager) look(seen *uint32) (Lapses, error) {
 	if len(running) == 0 {
 		return found, err
 	}
-	now, genErr := generation()
-	if genErr == nil && now == *seen && m.rules.named(running) {
+	within, insideErr := m.lookInside(running)
+	found.add(within)
+	err = errors.Join(err, insideErr)
+	running = connected(running) // without those that were cut off for it
+	now, genErr := m.rules.commits.others()
+	if len(running) == 0 || genErr == nil && now == *seen && m.rules.named(running) {
 		return found, err
 	}
+	m.log.Debug("the rules of all sandboxes are compared with what they should be")
 	is, lookErr := conditionOf(m.rules.intact(running))
 	if is = is.and(m.egress.intact(running)); is == whole && genErr == nil {
 		*seen = now
 		return found, err
 	}
 	more, setErr := m.bringBack(all, running, is)
-	found.Restored, found.CutOff = append(found.Restored, more.Restored...), append(found.CutOff, more.CutOff...)
+	found.add(more)
 	return found, errors.Join(err, genErr, lookErr, setErr)
 }
 
@@ -260,38 +288,6 @@ func idsOf(list []*Record) (out []string) {
 		out = append(out, rec.ID)
 	}
 	return out
-}
-
-// generation is a number that changes with every change of the node's nftables (NFT_MSG_GETGEN).
-func generation() (uint32, error) {
-	c, err := nl.Dial(unix.NETLINK_NETFILTER, nil)
-	if err != nil {
-		return 0, fmt.Errorf("asking for the generation of nftables: %w", err)
-	}
-	defer c.Close()
-	answers, err := c.Execute(nl.Message{
-		Header: nl.Header{Type: unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_GETGEN, Flags: nl.Request},
-		Data:   []byte{unix.AF_UNSPEC, unix.NFNETLINK_V0, 0, 0}, // struct nfgenmsg
-	})
-	if err != nil {
-		return 0, fmt.Errorf("asking for the generation of nftables: %w", err)
-	}
-	for _, a := range answers {
-		if len(a.Data) < 4 {
-			continue
-		}
-		d, err := nl.NewAttributeDecoder(a.Data[4:])
-		if err != nil {
-			return 0, fmt.Errorf("reading the generation of nftables: %w", err)
-		}
-		d.ByteOrder = binary.BigEndian
-		for d.Next() {
-			if d.Type() == unix.NFTA_GEN_ID {
-				return d.Uint32(), d.Err()
-			}
-		}
-	}
-	return 0, errors.New("reading the generation of nftables: it is not in the answer")
 }
 
 // Recheck says whether a sandbox that was connected by an earlier agent still is: its interfaces are there, and its plugins find

@@ -176,7 +176,7 @@ var Table = []Feature{
 	{ID: Nftables, Since: "Linux 5.2", For: "rules that keep a command from listeners and destinations (fib at an interface's ingress; skuid, sets with timeouts, fib, ct, nat)", Promises: "P10", By: NeedNetwork,
 		Instead: "nothing: only network mode none", Remedy: "load nf_tables and its expressions; kernel options CONFIG_NF_TABLES_NETDEV, CONFIG_NFT_FIB_NETDEV, CONFIG_NF_TABLES_INET, CONFIG_NFT_FIB_INET, CONFIG_NFT_REJECT_INET, CONFIG_NFT_CT, CONFIG_NFT_MASQ"},
 	{ID: IngressAnswer, Since: "Linux 5.11", For: "a connection that is refused at an interface's ingress fails at once", Promises: "P10", By: NeedNetwork, Kept: Weaker,
-		Instead: "it is answered as soon as it is routed; where a CNI plugin makes the interface a port of a bridge, it is dropped and hangs", Remedy: "load nft_reject_netdev; kernel option CONFIG_NFT_REJECT_NETDEV, which Debian's kernels lack"},
+		Instead: "it is answered as soon as it is routed; what a CNI plugin's bridge carries from port to port without br_netfilter is dropped and hangs", Remedy: "load nft_reject_netdev; kernel option CONFIG_NFT_REJECT_NETDEV, which Debian's kernels lack"},
 	{ID: Conntrack, Since: "Linux 2.6.20", For: "a sandbox does not go on with the connections of the one that had its address before it", Promises: "P3, P10", By: NeedNetwork,
 		Instead: "nothing: only network mode none", Remedy: "load nf_conntrack_netlink; kernel option CONFIG_NF_CT_NETLINK"},
 	{ID: Egress, Since: "Linux 5.9", For: "refusing what a sandbox may not reach before it is routed, bounds on its connections and bytes, and the log of what was refused", Promises: "P10, P16", By: NeedNetwork,
