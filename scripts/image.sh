@@ -64,7 +64,12 @@ fetch() {
 
 work=$(mktemp -d /var/tmp/sandbox-image-XXXXXX)
 trap 'rm -rf "$work"' EXIT
+# One after the other: tests build images beside each other.
+mkdir -p "$cache"
+exec 9>"$cache/lock"
+flock 9
 fetch
+exec 9>&-
 
 printf 'image: building the programs\n' >&2
 version=$(git describe --tags --always --dirty 2>/dev/null || echo unknown)

@@ -13,9 +13,10 @@ here=$(cd "$(dirname "$0")" && pwd)
 if [ "${KUBE_NODE_INSIDE:-}" = "" ]; then
   kube=$("$here/kube.sh" -n)
   mapfile -t runtimes < <("$here/containerd.sh" -n containerd runc cni)
+  gvisor=$("$here/containerd.sh" -n gvisor 2>/dev/null) || true # where it is built, the node has the RuntimeClass handler runsc
   KUBE_NODE_INSIDE=$(mktemp -d /var/tmp/sandbox-agent-kube-XXXXXX)
   chmod 0711 "$KUBE_NODE_INSIDE"
-  export KUBE_NODE_INSIDE KUBE_NODE_CNI=${runtimes[2]} KUBE_NODE_PATH=$kube:${runtimes[0]}:${runtimes[1]}
+  export KUBE_NODE_INSIDE KUBE_NODE_CNI=${runtimes[2]} KUBE_NODE_PATH=$kube:${runtimes[0]}:${runtimes[1]}${gvisor:+:$gvisor}
   group=$(basename "$KUBE_NODE_INSIDE")
   mapfile -t cgroups < <(awk '$3 ~ /^cgroup2?$/ && !seen[$2]++ {print $2}' /proc/mounts)
   # The kubelet sets these for the whole machine.
@@ -150,6 +151,8 @@ version = 3
     runtime_type = "io.containerd.runc.v2"
     [plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.runc.options]
       SystemdCgroup = false
+  [plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.runsc]
+    runtime_type = "io.containerd.runsc.v1"
 [plugins.'io.containerd.nri.v1.nri']
   disable = true
 [plugins.'io.containerd.internal.v1.opt']

@@ -99,8 +99,8 @@ func manifests(t *testing.T) string {
 		b, err := os.ReadFile(path)
 		require.NoError(t, err)
 		text := string(b)
-		for name, d := range map[string]string{"sandbox-agent": deployed.agent, "sandbox-rootfs": deployed.rootfs} {
-			text = strings.ReplaceAll(text, "registry.example/"+name+"\n    digest: sha256:"+strings.Repeat("0", 64), "test.local/"+name+"\n    digest: "+d)
+		for name, i := range map[string]deployedImage{"sandbox-agent": deployed.agent, "sandbox-rootfs": deployed.rootfs} {
+			text = strings.ReplaceAll(text, "registry.example/"+name+"\n    digest: sha256:"+strings.Repeat("0", 64), i.name+"\n    digest: "+i.digest)
 		}
 		require.NotContains(t, text, "registry.example", "%s has an image that was not set", path)
 		require.NoError(t, os.WriteFile(path, []byte(text), 0o600))
@@ -113,12 +113,19 @@ var placesOfImages = []string{"overlays/runc", "overlays/gvisor", "overlays/kata
 
 // deployed says what is on the node: the images, once, and the DaemonSet.
 var deployed struct {
-	agent, rootfs string
-	ready         bool
+	agent, rootfs deployedImage
+	as            string // what use was told; empty: nothing is there
 }
 
-// deploy brings the DaemonSet onto the node, unless it is there.
+// deploy brings the DaemonSet onto the node with the overlay runc, as most tests have it.
 func deploy(t *testing.T) {
+	t.Helper()
+	use(t, "runc")
+}
+
+// use brings the DaemonSet onto the node with an overlay and its components ("runc+network"), in the place of the one that is there.
+// The manifests may be edited before.
+func use(t *testing.T, what string, edit ...func(dir string)) {
 	t.Helper()
 	need(t)
 	t.Cleanup(func() {
@@ -126,18 +133,35 @@ func deploy(t *testing.T) {
 			t.Log(state(t))
 		}
 	})
-	if deployed.agent == "" {
-		agent, rootfs := importImages(t)
-		deployed.agent, deployed.rootfs = agent.String(), rootfs.String()
+	if deployed.agent.digest == "" {
+		deployed.agent, deployed.rootfs = importImage(t, "agent"), importImage(t, "sandbox")
+		kubectl(t, "label", "node", "node1", "katacontainers.io/kata-runtime=true") // as if kata-deploy had been there
 	}
-	if deployed.ready {
+	if deployed.as == what {
 		return
 	}
-	kubectl(t, "apply", "-k", filepath.Join(manifests(t), "overlays", "runc"))
+	dir := manifests(t)
+	for _, e := range edit {
+		e(dir)
+	}
+	overlay, components, _ := strings.Cut(what, "+")
+	withComponents(t, dir, overlay, strings.Fields(strings.ReplaceAll(components, "+", " "))...)
+	kubectl(t, "apply", "-k", filepath.Join(dir, "overlays", overlay))
 	// It would run at the half hour, in the middle of any test.
 	kubectl(t, "-n", namespace, "patch", "cronjob", "sandbox-egress-probe", "-p", `{"spec":{"suspend":true}}`)
 	ready(t)
-	deployed.ready = true
+	deployed.as = what
+}
+
+// withComponents has an overlay of a copy of daemonset/ use components.
+func withComponents(t *testing.T, dir, overlay string, components ...string) {
+	t.Helper()
+	if len(components) == 0 {
+		return
+	}
+	path := filepath.Join(dir, "overlays", overlay, "kustomization.yaml")
+	text := read(t, path) + "components: [../../components/" + strings.Join(components, ", ../../components/") + "]\n"
+	require.NoError(t, os.WriteFile(path, []byte(text), 0o600))
 }
 
 // ready waits until the DaemonSet's pod is, and the agent answers at the node's socket.
@@ -183,6 +207,13 @@ type session struct {
 // newSession makes a repository of an ordinary user, and a session on it.
 func newSession(t *testing.T, id string) *session {
 	t.Helper()
+	s, err := createSession(t, id)
+	require.NoError(t, err)
+	return s
+}
+
+func createSession(t *testing.T, id string) (*session, error) {
+	t.Helper()
 	repo := filepath.Join(workspaces, id, "repo")
 	require.NoError(t, os.MkdirAll(repo, 0o755))
 	require.NoError(t, os.Chown(filepath.Dir(repo), owner, owner))
@@ -193,8 +224,7 @@ func newSession(t *testing.T, id string) *session {
 	_, err := s.c.CreateSession(t.Context(), &sandboxv1.CreateSessionRequest{
 		SessionId: id, Workspace: &sandboxv1.Workspace{Repository: repo, Worktree: s.worktree, Branch: id},
 	})
-	require.NoError(t, err)
-	return s
+	return s, err
 }
 
 // get is what the agent says of the session.

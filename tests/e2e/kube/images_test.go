@@ -6,19 +6,20 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
+	"fmt"
 	"maps"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"runtime"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/opencontainers/go-digest"
 	"github.com/opencontainers/image-spec/specs-go"
 	v1 "github.com/opencontainers/image-spec/specs-go/v1"
 	"github.com/stretchr/testify/require"
-
-	"github.com/sandbox-agent/sandbox-agent/internal/testkit/containerd"
 )
 
 // archive is a tar archive of files that everybody may read and execute, always the same for the same files.
@@ -36,11 +37,11 @@ func archive(files map[string][]byte) ([]byte, error) {
 	return buf.Bytes(), w.Close()
 }
 
-// writeImage writes an image of one layer as an OCI layout in a tar archive, under its tag and its digest, with which it answers.
-func writeImage(path, name, tag string, entrypoint []string, files map[string][]byte) (digest.Digest, error) {
-	layer, err := archive(files)
+// writePause writes the image of the program that holds a pod's namespaces, as an OCI layout in a tar archive.
+func writePause(path string, program []byte) error {
+	layer, err := archive(map[string][]byte{"pause": program})
 	if err != nil {
-		return "", err
+		return err
 	}
 	layout := map[string][]byte{"oci-layout": []byte(`{"imageLayoutVersion":"1.0.0"}`)}
 	blob := func(mediaType string, b []byte) v1.Descriptor {
@@ -52,58 +53,74 @@ func writeImage(path, name, tag string, entrypoint []string, files map[string][]
 	layerDesc := blob(v1.MediaTypeImageLayer, layer)
 	config, err := json.Marshal(v1.Image{
 		Platform: v1.Platform{Architecture: runtime.GOARCH, OS: "linux"},
-		Config:   v1.ImageConfig{Entrypoint: entrypoint, Env: []string{"PATH=/usr/bin:/bin"}},
+		Config:   v1.ImageConfig{Entrypoint: []string{"/pause"}},
 		RootFS:   v1.RootFS{Type: "layers", DiffIDs: []digest.Digest{layerDesc.Digest}},
 	})
 	if err != nil {
-		return "", err
+		return err
 	}
 	manifest, err := json.Marshal(v1.Manifest{
 		Versioned: specs.Versioned{SchemaVersion: 2}, MediaType: v1.MediaTypeImageManifest,
 		Config: blob(v1.MediaTypeImageConfig, config), Layers: []v1.Descriptor{layerDesc},
 	})
 	if err != nil {
-		return "", err
+		return err
 	}
 	of := blob(v1.MediaTypeImageManifest, manifest)
-	index := v1.Index{Versioned: specs.Versioned{SchemaVersion: 2}, MediaType: v1.MediaTypeImageIndex}
-	for _, full := range []string{name + ":" + tag, name + "@" + of.Digest.String()} {
-		named := of
-		named.Annotations = map[string]string{"io.containerd.image.name": full}
-		index.Manifests = append(index.Manifests, named)
-	}
+	of.Annotations = map[string]string{imageName: "test.local/pause:1"}
+	index := v1.Index{Versioned: specs.Versioned{SchemaVersion: 2}, MediaType: v1.MediaTypeImageIndex, Manifests: []v1.Descriptor{of}}
 	if layout["index.json"], err = json.Marshal(index); err != nil {
-		return "", err
+		return err
 	}
 	b, err := archive(layout)
 	if err != nil {
-		return "", err
+		return err
 	}
-	return of.Digest, os.WriteFile(path, b, 0o600)
+	return os.WriteFile(path, b, 0o600)
 }
 
-// The images' names.
-const (
-	agentImage  = "test.local/sandbox-agent"
-	rootfsImage = "test.local/sandbox-rootfs"
-)
+// imageName is the annotation from which containerd's importer takes an image's name.
+const imageName = "io.containerd.image.name"
 
-// importImages makes both images and gives them to the kubelet's containerd, as if it had pulled them; it answers with their digests.
-func importImages(t *testing.T) (agent, rootfs digest.Digest) {
+// imagesEnv names a folder that make image has written, for tests of these images. Without it they are built anew.
+const imagesEnv = "SANDBOX_TEST_IMAGES"
+
+// buildImages makes the images that people deploy, from the packages in the cache or the machine's mirrors; it answers with their folder.
+// Their tools are not tried here: tests/image does that.
+func buildImages(root, dir string) (string, error) {
+	if given := os.Getenv(imagesEnv); given != "" {
+		return filepath.Abs(given)
+	}
+	out := filepath.Join(dir, "images")
+	said, err := exec.Command(filepath.Join(root, "scripts", "image.sh"), "-n", "-o", out).CombinedOutput()
+	if err != nil {
+		return "", fmt.Errorf("building the images: %w\n%s", err, said)
+	}
+	return out, nil
+}
+
+// deployedImage is an image as a pod names it.
+type deployedImage struct{ name, digest string }
+
+func (i deployedImage) String() string { return i.name + "@" + i.digest }
+
+// importImage gives an image to the kubelet's containerd as docs/kubernetes.md says, in the place of a registry.
+func importImage(t *testing.T, name string) deployedImage {
 	t.Helper()
-	dir := t.TempDir()
-	programs := containerd.Programs(t, "git")
-	for _, p := range []string{"sandbox-agent", "receiptd", "pid1"} {
-		b, err := os.ReadFile(filepath.Join(os.Getenv(programsEnv), p))
-		require.NoError(t, err)
-		programs["usr/bin/"+p] = b
-	}
-	agent, err := writeImage(filepath.Join(dir, "agent.tar"), agentImage, "1", []string{"/usr/bin/sandbox-agent"}, programs)
+	dir := os.Getenv(imagesEnv)
+	index := decode[v1.Index](t, read(t, filepath.Join(dir, name, "index.json")))
+	require.Len(t, index.Manifests, 1)
+	tag := index.Manifests[0].Annotations[imageName]
+	repository, _, _ := strings.Cut(tag, ":")
+	image := deployedImage{repository, strings.TrimSpace(read(t, filepath.Join(dir, name+".digest")))}
+	run(t, "ctr", "-n", "k8s.io", "images", "import", filepath.Join(dir, name+".tar"))
+	run(t, "ctr", "-n", "k8s.io", "images", "tag", tag, image.String())
+	return image
+}
+
+func read(t *testing.T, path string) string {
+	t.Helper()
+	b, err := os.ReadFile(path)
 	require.NoError(t, err)
-	rootfs, err = writeImage(filepath.Join(dir, "rootfs.tar"), rootfsImage, "1", nil, containerd.Programs(t, "bash", "git", "cat", "ls", "sleep", "touch", "id", "chown", "rm", "timeout"))
-	require.NoError(t, err)
-	for _, name := range []string{"agent.tar", "rootfs.tar"} {
-		run(t, "ctr", "-n", "k8s.io", "images", "import", "--local", filepath.Join(dir, name))
-	}
-	return agent, rootfs
+	return string(b)
 }

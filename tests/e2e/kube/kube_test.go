@@ -18,16 +18,16 @@ import (
 func TestACommandOfASessionRunsWithAReceipt(t *testing.T) {
 	deploy(t)
 	s := newSession(t, "first")
-	r := s.exec("a", "echo work >file && git add file && git commit -qm Work && id -u && cat /etc/of-the-image")
+	r := s.exec("a", "echo work >file && git add file && git commit -qm Work && id -u && ls /usr/local/libexec/sandbox-agent && jq --version")
 	require.Equal(t, sandboxv1.ExecResult_EXITED, r.GetStatus(), r)
 	require.Zero(t, r.GetExitCode(), r.GetStderrText())
-	require.Contains(t, r.GetStdoutText(), "image\n", "the sandbox's root file system is the image that the kubelet was asked to pull")
+	require.Contains(t, r.GetStdoutText(), "\npid1\nreceiptd\njq-", "the sandbox's root file system is the image that the kubelet was asked to pull")
 	require.NotEmpty(t, r.GetReceipt())
 
 	got := s.get()
 	require.Equal(t, "runc", got.GetSandbox().GetRuntime())
 	require.Contains(t, containers(t), got.GetSandbox().GetId(), "the sandbox is containerd's, not the pod's")
-	require.Contains(t, got.String(), deployed.rootfs, "the session says which image, by digest")
+	require.Contains(t, got.String(), deployed.rootfs.String(), "the session says which image, by digest")
 	s.receiptsHold(got.GetSandbox().GetId())
 	info, err := os.Stat(filepath.Join(s.worktree, "file"))
 	require.NoError(t, err, "the worktree is at the same path on the node")
@@ -58,16 +58,39 @@ func TestTheAgentsPodHasNoMoreThanItNeeds(t *testing.T) {
 	}
 }
 
+// get asks for a page, and answers with it.
+func get(t *testing.T, url string, status int) string {
+	t.Helper()
+	res, err := http.Get(url)
+	require.NoError(t, err)
+	b, err := io.ReadAll(res.Body)
+	require.NoError(t, errors.Join(err, res.Body.Close()))
+	require.Equal(t, status, res.StatusCode, "%s: %s", url, b)
+	return string(b)
+}
+
 func TestMetricsAndHealthAreServedAtThePodsAddress(t *testing.T) {
 	deploy(t)
-	address := kubectl(t, "-n", namespace, "get", "pod", pod(t), "-o", "jsonpath={.status.podIP}:9464")
-	for path, says := range map[string]string{"metrics": "sandbox_agent_", "healthz": "", "readyz": ""} {
-		res, err := http.Get("http://" + address + "/" + path)
-		require.NoError(t, err)
-		b, err := io.ReadAll(res.Body)
-		require.NoError(t, errors.Join(err, res.Body.Close()))
-		require.Equal(t, http.StatusOK, res.StatusCode, "%s", b)
-		require.Contains(t, string(b), says)
+	require.Equal(t, sandboxv1.ExecResult_EXITED, newSession(t, "measured").exec("a", "git commit -q --allow-empty -m Work").GetStatus())
+	address := "http://" + kubectl(t, "-n", namespace, "get", "pod", pod(t), "-o", "jsonpath={.status.podIP}:9464")
+	get(t, address+"/healthz", http.StatusOK)
+	get(t, address+"/readyz", http.StatusOK)
+	metrics := get(t, address+"/metrics", http.StatusOK)
+	for _, line := range []string{
+		`sandbox_start_seconds_bucket{runtime="runc",le="\+Inf"} [1-9]`,                           // sandbox start
+		`exec_seconds_bucket{le="\+Inf"} [1-9]`, `exec_overhead_seconds_bucket{le="\+Inf"} [1-9]`, // exec latency
+		`boundary_wait_seconds_bucket{le="\+Inf"} [1-9]`,
+		`execs_total{status="EXITED"} [1-9]`, // outcomes by status
+		`sessions{state="UNCERTAIN"} 0`,
+		`exec_queue_length 0`,
+		`harvest_seconds_count{result="\w+"} [1-9]`,
+		`connections_refused_total 0`,
+		`sandboxes_evicted_total{reason="idle"} 0`,
+		`journal_sync_seconds_count [1-9]`,
+		`filesystem_used_bytes{folder="workspaces",path="` + workspaces + `"} [1-9]`, // workspace bytes
+		`build_info{version=".+"} 1`,
+	} {
+		require.Regexp(t, `(?m)^sandbox_agent_`+line, metrics)
 	}
 }
 
@@ -97,11 +120,15 @@ func (s *session) during(execID string, do func()) *sandboxv1.ExecResult {
 	return a.r
 }
 
-// outlives checks that a command, and its sandbox, go on while the agent's pod is replaced.
+// outlives checks on a new session that a command, and its sandbox, go on while the agent's pod is replaced.
 func outlives(t *testing.T, id string, replace func(old string)) {
 	t.Helper()
 	deploy(t)
-	s := newSession(t, id)
+	survives(t, newSession(t, id), replace)
+}
+
+func survives(t *testing.T, s *session, replace func(old string)) {
+	t.Helper()
 	before := s.get()
 	old := pod(t)
 	oldUID := uid(t, old)
@@ -137,19 +164,27 @@ func TestACommandOutlivesAPodThatIsDeletedByForce(t *testing.T) {
 	})
 }
 
-func TestTheEgressProbeRunsAsACronJob(t *testing.T) {
-	deploy(t)
+// probe runs the CronJob once, and answers whether it succeeded and with its log.
+func probe(t *testing.T) (succeeded bool, said string) {
+	t.Helper()
 	kubectl(t, "-n", namespace, "create", "job", "--from=cronjob/sandbox-egress-probe", "try")
 	type jobs struct {
 		Status struct{ Succeeded, Failed int }
 	}
 	until(t, "the probe ends", func() bool {
 		st := decode[jobs](t, kubectl(t, "-n", namespace, "get", "job", "try", "-o", "json")).Status
+		succeeded = st.Succeeded == 1
 		return st.Succeeded+st.Failed > 0
 	})
-	said := kubectl(t, "-n", namespace, "logs", "job/try", "-c", "probe")
-	require.Equal(t, 1, decode[jobs](t, kubectl(t, "-n", namespace, "get", "job", "try", "-o", "json")).Status.Succeeded, said)
+	said = kubectl(t, "-n", namespace, "logs", "job/try", "-c", "probe")
+	kubectl(t, "-n", namespace, "delete", "job", "try")
+	return succeeded, said
+}
+
+func TestTheEgressProbeRunsAsACronJob(t *testing.T) {
+	deploy(t)
+	succeeded, said := probe(t)
+	require.True(t, succeeded, said)
 	require.Contains(t, said, "metadata does not")
 	require.NotContains(t, said, "\nNO")
-	kubectl(t, "-n", namespace, "delete", "job", "try")
 }

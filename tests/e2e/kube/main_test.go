@@ -63,7 +63,8 @@ func inNode() (code int, err error) {
 		return 1, err
 	}
 	defer os.RemoveAll(dir)
-	if err := prepare(dir, strings.TrimSpace(kube)); err != nil {
+	images, err := prepare(root, dir, strings.TrimSpace(kube))
+	if err != nil {
 		return 1, err
 	}
 	before := machine()
@@ -73,7 +74,7 @@ func inNode() (code int, err error) {
 	}
 	cmd := exec.Command(filepath.Join(root, "scripts", "kube-node.sh"), append([]string{filepath.Join(dir, "pause.tar"), self}, os.Args[1:]...)...)
 	cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
-	cmd.Env = append(os.Environ(), programsEnv+"="+dir)
+	cmd.Env = append(os.Environ(), programsEnv+"="+dir, imagesEnv+"="+images)
 	err = cmd.Run()
 	if left := slices.DeleteFunc(machine(), func(s string) bool { return slices.Contains(before, s) }); len(left) > 0 {
 		return 1, fmt.Errorf("the node has left something on the machine:\n  %s", strings.Join(left, "\n  "))
@@ -96,22 +97,19 @@ func built(script string, args ...string) (string, error) {
 	return string(out), nil
 }
 
-// prepare makes what takes a network, or Go: the node has neither.
-func prepare(dir, kube string) error {
-	for _, p := range []string{"receiptd", "pid1"} {
-		if err := testkit.BuildStatic("./cmd/"+p, filepath.Join(dir, p)); err != nil {
-			return err
-		}
-	}
+// prepare makes what takes a network, or Go: the node has neither. It answers with the folder of the images.
+func prepare(root, dir, kube string) (images string, err error) {
 	if err := testkit.BuildAgent(filepath.Join(dir, "sandbox-agent")); err != nil {
-		return err
+		return "", err
 	}
 	pause, err := os.ReadFile(filepath.Join(kube, "pause"))
 	if err != nil {
-		return err
+		return "", err
 	}
-	_, err = writeImage(filepath.Join(dir, "pause.tar"), "test.local/pause", "1", []string{"/pause"}, map[string][]byte{"pause": pause})
-	return err
+	if err := writePause(filepath.Join(dir, "pause.tar"), pause); err != nil {
+		return "", err
+	}
+	return buildImages(root, dir)
 }
 
 // machine is what a node could leave: mounts, cgroups and folders of its own, and links.

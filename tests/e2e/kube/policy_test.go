@@ -8,6 +8,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/sandbox-agent/sandbox-agent/internal/testkit"
 )
 
 func TestTheServerTakesEveryManifest(t *testing.T) {
@@ -20,33 +22,49 @@ func TestTheServerTakesEveryManifest(t *testing.T) {
 		b, err := os.ReadFile(path)
 		require.NoError(t, err)
 		if strings.Contains(string(b), "kind: Component") {
-			continue // a part of an overlay; TestAComponentIsTakenWithAnOverlay
+			continue // a part of an overlay: the next test
 		}
 		t.Run(strings.TrimPrefix(filepath.Dir(path), dir+"/"), func(t *testing.T) {
-			kubectl(t, "apply", "--dry-run=server", "-k", filepath.Dir(path))
+			taken(t, filepath.Dir(path))
 		})
 		tried++
 	}
 	require.GreaterOrEqual(t, tried, 4, "three overlays and what uninstalls")
 }
 
-func TestTheServerTakesEveryComponentWithAnOverlay(t *testing.T) {
+func TestTheServerTakesEveryComponentWithEveryOverlay(t *testing.T) {
 	deploy(t)
-	dir := manifests(t)
-	components, err := filepath.Glob(filepath.Join(dir, "components", "*"))
+	root := manifests(t)
+	components, err := filepath.Glob(filepath.Join(root, "components", "*"))
 	require.NoError(t, err)
 	require.NotEmpty(t, components)
-	for _, c := range components {
-		t.Run(filepath.Base(c), func(t *testing.T) {
-			use := filepath.Join(dir, "overlays", "runc", "kustomization.yaml")
-			before, err := os.ReadFile(use)
-			require.NoError(t, err)
-			text := string(before) + "components: [../../components/" + filepath.Base(c) + "]\n"
-			require.NoError(t, os.WriteFile(use, []byte(text), 0o600))
-			kubectl(t, "apply", "--dry-run=server", "-k", filepath.Dir(use))
-			require.NoError(t, os.WriteFile(use, before, 0o600))
+	for i, c := range components {
+		components[i] = filepath.Base(c)
+	}
+	for _, overlay := range []string{"runc", "gvisor", "kata"} {
+		t.Run(overlay, func(t *testing.T) {
+			dir := manifests(t)
+			withComponents(t, dir, overlay, components...)
+			taken(t, filepath.Join(dir, "overlays", overlay))
 		})
 	}
+}
+
+func TestTheServerTakesTheBrokersWithoutAWarning(t *testing.T) {
+	need(t)
+	root, err := testkit.ModuleRoot()
+	require.NoError(t, err)
+	folder := filepath.Join(root, "examples", "brokers")
+	// What is in a namespace is only tried where there is one, and its label is what Pod Security goes by.
+	kubectl(t, "apply", "-f", filepath.Join(folder, "namespace.yaml"))
+	t.Cleanup(func() { kubectl(t, "delete", "namespace", "sandbox-brokers", "--wait=false") })
+	taken(t, folder)
+}
+
+// taken has the server look at what a kustomization makes, without a warning: of a field that it doesn't know, or of Pod Security.
+func taken(t *testing.T, folder string) {
+	t.Helper()
+	require.NotContains(t, kubectl(t, "apply", "--dry-run=server", "-k", folder), "Warning")
 }
 
 // sandboxPod is a pod as the policy wants it. change makes another of it.
@@ -68,16 +86,8 @@ func TestSandboxPodsAreRefusedThatAreNotIsolatedPinnedTokenlessAndLabelled(t *te
 	deploy(t)
 	kubectl(t, "apply", "-f", file(t, []byte(`{"apiVersion":"node.k8s.io/v1","kind":"RuntimeClass","metadata":{"name":"sandbox-gvisor"},"handler":"runsc"}`)))
 	kubectl(t, "apply", "-f", file(t, []byte(`{"apiVersion":"node.k8s.io/v1","kind":"RuntimeClass","metadata":{"name":"ordinary"},"handler":"runc"}`)))
-	kubectl(t, "create", "namespace", "tenants")
-	kubectl(t, "create", "serviceaccount", "-n", "tenants", "default-of-the-test")
-	t.Cleanup(func() {
-		kubectl(t, "delete", "namespace", "tenants", "--wait=false")
-		kubectl(t, "delete", "runtimeclass", "sandbox-gvisor", "ordinary")
-	})
-	until(t, "the namespace has its account", func() bool {
-		_, err := command(t, "kubectl", "-n", "tenants", "get", "serviceaccount", "default")
-		return err == nil
-	})
+	t.Cleanup(func() { kubectl(t, "delete", "runtimeclass", "sandbox-gvisor", "ordinary") })
+	tenants(t)
 	create := func(change func(meta, spec map[string]any)) (string, error) {
 		return command(t, "kubectl", "create", "--dry-run=server", "-f", file(t, sandboxPod(change)))
 	}
@@ -124,6 +134,17 @@ func TestSandboxPodsAreRefusedThatAreNotIsolatedPinnedTokenlessAndLabelled(t *te
 			require.Contains(t, out, b.says)
 		})
 	}
+}
+
+// tenants makes a namespace for pods of others, until the test's end.
+func tenants(t *testing.T) {
+	t.Helper()
+	kubectl(t, "create", "namespace", "tenants")
+	t.Cleanup(func() { kubectl(t, "delete", "namespace", "tenants") })
+	until(t, "the namespace has its account", func() bool {
+		_, err := command(t, "kubectl", "-n", "tenants", "get", "serviceaccount", "default")
+		return err == nil
+	})
 }
 
 // file is a temporary file with a content.

@@ -3,6 +3,7 @@ package kube
 import (
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -53,6 +54,8 @@ func TestUninstallLeavesWorkspacesAndArchivedReceiptsAlone(t *testing.T) {
 	require.Equal(t, sandboxv1.ExecResult_EXITED, s.exec("work", "echo kept >kept").GetStatus())
 	sandbox := s.get().GetSandbox().GetId()
 	dir := manifests(t)
+	runtimes := filepath.Join(dir, "uninstall", "agent.yaml")
+	require.NoError(t, os.WriteFile(runtimes, []byte(strings.Replace(read(t, runtimes), "[runc]", "[runc, gvisor]", 1)), 0o600))
 
 	inPod(t, "sandbox-agent", "drain", "--timeout", "1s")
 	kubectl(t, "-n", namespace, "delete", "daemonset", "sandbox-agent", "--cascade=foreground")
@@ -63,11 +66,12 @@ func TestUninstallLeavesWorkspacesAndArchivedReceiptsAlone(t *testing.T) {
 	})
 	kubectl(t, "delete", "-k", filepath.Join(dir, "uninstall"))
 	kubectl(t, "delete", "-k", filepath.Join(dir, "overlays", "runc"), "--ignore-not-found")
-	deployed.ready = false
+	deployed.as = ""
 
 	require.NoDirExists(t, stateDir)
 	require.NoDirExists(t, filepath.Dir(socket))
 	require.NotContains(t, run(t, "ctr", "namespaces", "list", "-q"), "sandbox-agent")
+	require.NoDirExists(t, "/run/containerd/runsc/sandbox-agent", "what runsc kept for the agent's sandboxes")
 	cgroups, err := filepath.Glob("/sys/fs/cgroup/*/sandbox-agent")
 	require.NoError(t, err)
 	require.Empty(t, cgroups)
