@@ -54,9 +54,9 @@ func (s *Sandbox) attach(ctx context.Context) (net.Conn, error) {
 		defer cancel()
 		return nil, errors.Join(err, s.detach(clean, id))
 	}
-	s.attached.Add(2)
-	go func() { defer s.attached.Done(); c.await() }()
-	go func() { defer s.attached.Done(); s.logErrors(p.err, id) }()
+	s.attached.Go(c.await)
+	s.attached.Go(c.endWithSandbox)
+	s.attached.Go(func() { s.logErrors(p.err, id) })
 	return c, nil
 }
 
@@ -299,6 +299,24 @@ func (c *attachConn) await() {
 	c.release()
 	// What it wrote last may still be read.
 	<-c.waiting.Done()
+}
+
+// lastWords is how long after a sandbox's end its streams go on, for what the shim still carries.
+const lastWords = 2 * time.Second
+
+// endWithSandbox closes the connection when the sandbox has ended. A shim that hangs, or that has lost its virtual machine, may neither
+// tell of the attach process's end nor close its end of a stream: a command would be waited for until its time is over.
+func (c *attachConn) endWithSandbox() {
+	select {
+	case <-c.waiting.Done():
+		return
+	case <-c.sandbox.Init.Exited():
+	}
+	select {
+	case <-c.waiting.Done():
+	case <-time.After(lastWords):
+		_ = c.Close() // of what is closed already
+	}
 }
 
 func (c *attachConn) awaitExit() {

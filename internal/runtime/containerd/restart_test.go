@@ -241,6 +241,41 @@ func stopAndKillShims(t *testing.T, h *host) {
 	})
 }
 
+// A shim that stands still tells nobody that a process has ended, and keeps its end of each stream open.
+func TestP5ACommandsStreamEndsWithItsSandboxWhateverTheShimDoes(t *testing.T) {
+	for name, host := range map[string]func(t *testing.T) *host{
+		GVisor: func(t *testing.T) *host { return newHostOf(t, GVisor, Attach) },
+		Kata:   func(t *testing.T) *host { return newKataHost(t).host },
+	} {
+		t.Run(name, func(t *testing.T) {
+			h := host(t)
+			spec := h.spec(0)
+			s := h.create(spec)
+			stream := h.attach(s, spec, 1).begin("lost", "echo begun; exec sleep 100000")
+			_, err := stream.Recv()
+			require.NoError(t, err)
+			shims := h.d.Shims()
+			require.Len(t, shims, 1)
+			require.NoError(t, unix.Kill(shims[0], unix.SIGSTOP))
+			require.NoError(t, unix.Kill(s.Identity().Pid, unix.SIGKILL))
+			<-s.Exited()
+			over := make(chan error, 1)
+			go func() {
+				_, err := stream.Recv()
+				over <- err
+			}()
+			select {
+			case err = <-over:
+			case <-bound(t).Done():
+				err = context.DeadlineExceeded
+			}
+			require.NoError(t, unix.Kill(shims[0], unix.SIGCONT))
+			require.ErrorIs(t, err, os.ErrClosed)
+			h.stop(s)
+		})
+	}
+}
+
 func TestP13AStalledStreamBlocksNoCommandAndIsReplaced(t *testing.T) {
 	h := newHost(t, Attach)
 	spec := h.spec(0)
