@@ -16,6 +16,7 @@ import (
 	containerd "github.com/containerd/containerd/v2/client"
 
 	"github.com/sandbox-agent/sandbox-agent/internal/config"
+	"github.com/sandbox-agent/sandbox-agent/internal/runtime"
 	daemon "github.com/sandbox-agent/sandbox-agent/internal/runtime/containerd"
 	"github.com/sandbox-agent/sandbox-agent/pkg/kata"
 )
@@ -120,7 +121,52 @@ func inPATH(path, program string) string {
 
 // lookAtShimmed finds containerd's PATH first.
 func lookAtShimmed(ctx context.Context, s shimmed, c config.ContainerdRuntime, address string) Fact {
-	return s.look(ctx, c.Binary, daemonPATH(ctx, address))
+	path := daemonPATH(ctx, address)
+	if path == "" {
+		if root, theirs, err := daemon.DaemonElsewhere(ctx, address); err == nil {
+			defer root.Close()
+			return s.lookIn(root, c.Binary, theirs)
+		}
+	}
+	return s.look(ctx, c.Binary, path)
+}
+
+// lookIn looks for both programs in the root folder of a containerd with mounts of its own, as an agent in a pod finds it. Programs of
+// another file system are not run: what they need is there, and not here.
+func (s shimmed) lookIn(root *os.File, binary, path string) Fact {
+	program := binary
+	if program == "" {
+		program = s.program
+	}
+	var found []string
+	for _, name := range []string{program, s.shim} {
+		at := inRoot(root, name, path)
+		if at == "" {
+			return absent(name, true)
+		}
+		found = append(found, at)
+	}
+	return yes("%s; %s; in containerd's own file system: not run", found[0], found[1])
+}
+
+// inRoot is where a program is, which is an absolute path or in an absolute folder of a PATH, in another root folder; empty: nowhere.
+func inRoot(root *os.File, program, path string) string {
+	candidates := []string{program}
+	if !filepath.IsAbs(program) {
+		candidates = nil
+		for _, dir := range filepath.SplitList(path) {
+			if filepath.IsAbs(dir) {
+				candidates = append(candidates, filepath.Join(dir, program))
+			}
+		}
+	}
+	for _, c := range candidates {
+		if f, err := runtime.ProgramIn(root, c); err == nil {
+			f.Close()
+			return c
+		}
+	}
+	return ""
 }
 
 // daemonPATH is containerd's PATH; empty where it is not known.

@@ -39,7 +39,7 @@ func KindOfRootfs(rootfs string) RootfsKind {
 // that this program names.
 func CheckShell(root *os.File) error {
 	const remedy = "name one that has bash, and git"
-	bash, err := programIn(root, "/bin/bash")
+	bash, err := ProgramIn(root, "/bin/bash")
 	if err != nil {
 		return fmt.Errorf("it has no /bin/bash, which runs the commands (%w): %s", err, remedy)
 	}
@@ -49,7 +49,7 @@ func CheckShell(root *os.File) error {
 		return nil
 	}
 	// The kernel would say of bash itself that there is no such file.
-	f, err := programIn(root, loader)
+	f, err := ProgramIn(root, loader)
 	if err != nil {
 		return fmt.Errorf("its /bin/bash needs %s, which it has not (%w): %s", loader, err, remedy)
 	}
@@ -60,16 +60,16 @@ func CheckShell(root *os.File) error {
 // run, and can't work on the repository.
 func HasGit(root *os.File) bool {
 	for _, dir := range []string{"/usr/local/bin", "/usr/bin", "/bin"} {
-		if f, err := programIn(root, dir+"/git"); err == nil {
+		if f, err := ProgramIn(root, dir+"/git"); err == nil {
 			return f.Close() == nil
 		}
 	}
 	return false
 }
 
-// programIn opens a program as the sandbox resolves its path: an image's /bin is often a link, and an absolute one means the
-// image's own.
-func programIn(root *os.File, path string) (*os.File, error) {
+// ProgramIn opens a program of another root file system, an open folder, as who has it as / resolves the path: an image's /bin is
+// often a link, and an absolute one means the image's own. The caller closes it.
+func ProgramIn(root *os.File, path string) (*os.File, error) {
 	fd, err := unix.Openat2(int(root.Fd()), path, &unix.OpenHow{
 		Flags: unix.O_RDONLY | unix.O_NONBLOCK | unix.O_CLOEXEC, Resolve: unix.RESOLVE_IN_ROOT | unix.RESOLVE_NO_MAGICLINKS,
 	})

@@ -35,6 +35,24 @@ func DaemonPATH(ctx context.Context, address string) (string, error) {
 	return pathIn(environ), nil
 }
 
+// DaemonElsewhere is for a containerd that has other mounts than this process, as it has for an agent in a pod: its root folder,
+// which the caller closes, and its PATH there. An error: none listens, or its process can't be seen from here.
+func DaemonElsewhere(ctx context.Context, address string) (root *os.File, path string, err error) {
+	pid, err := daemonPid(ctx, address)
+	if err != nil {
+		return nil, "", err
+	}
+	environ, err := environOf(pid)
+	if err != nil {
+		return nil, "", err
+	}
+	fd, err := unix.Open(fmt.Sprintf("/proc/%d/root", pid), unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, "", fmt.Errorf("opening containerd's root folder: %w", os.NewSyscallError("open", err))
+	}
+	return os.NewFile(uintptr(fd), "containerd's root folder"), pathIn(environ), nil
+}
+
 // daemonPid is the process that listens on containerd's socket, as the kernel tells it (unix(7), SO_PEERCRED).
 func daemonPid(ctx context.Context, address string) (int, error) {
 	var d net.Dialer
