@@ -34,6 +34,15 @@ func TestACommandOfASessionRunsWithAReceipt(t *testing.T) {
 	require.EqualValues(t, 0o644, info.Mode().Perm())
 }
 
+func TestTheCheckOfTheReadmeFindsWhatTheNodeHas(t *testing.T) {
+	deploy(t)
+	said, _ := command(t, "kubectl", "-n", namespace, "exec", "daemonset/sandbox-agent", "--", "sandbox-agent", "check") // a node may lack what this one needs not
+	require.NotContains(t, said, "Defaulted container")
+	require.Regexp(t, `(?m)^ok +runtime runc: hosts sandboxes`, said)
+	require.Regexp(t, `(?m)^ok +runc: \S+/runc; \S+/containerd-shim-runc-v2; in containerd's own file system`, said, "the node's programs are seen from the pod")
+	require.NotContains(t, said, "MISSING")
+}
+
 func TestTheAgentsPodHasNoMoreThanItNeeds(t *testing.T) {
 	deploy(t)
 	type pods struct {

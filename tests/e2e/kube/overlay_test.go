@@ -5,6 +5,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -120,13 +121,13 @@ func theRemoverDoesNothingElse(t *testing.T) {
 	kubectl(t, "create", "-f", file(t, []byte(`{"apiVersion":"v1","kind":"Node","metadata":{"name":"node2"},"spec":{"taints":[{"key":"`+startupTaint+`","effect":"NoSchedule"}]}}`)))
 	t.Cleanup(func() { kubectl(t, "delete", "node", "node2") })
 	as := func(args ...string) []string {
-		return append(args, "--as="+taintRemover, "--as-user-extra=authentication.kubernetes.io/node-name=node1")
+		return append([]string{"--as=" + taintRemover, "--as-user-extra=authentication.kubernetes.io/node-name=node1"}, args...)
 	}
 	bad := []struct {
 		args []string
 		says string
 	}{
-		{[]string{"taint", "node", "node1", "others-"}, "the taint "+startupTaint+" alone"},
+		{[]string{"taint", "node", "node1", "others-"}, "the taint " + startupTaint + " alone"},
 		{[]string{"label", "node", "node1", "a=b"}, "no label"},
 		{[]string{"patch", "node", "node1", "-p", `{"spec":{"unschedulable":true}}`}, "cordoned"},
 		{[]string{"taint", "node", "node2", startupTaint + "-"}, "its own node alone"},
@@ -141,7 +142,7 @@ func theRemoverDoesNothingElse(t *testing.T) {
 	kubectl(t, "delete", "validatingadmissionpolicybinding", "taint.sandbox-agent.github.io")
 	for _, b := range bad {
 		until(t, "without the policy it passes", func() bool {
-			_, err := command(t, "kubectl", as(append(b.args, "--dry-run=server")...)...)
+			_, err := command(t, "kubectl", as(append(slices.Clone(b.args), "--dry-run=server")...)...)
 			return err == nil
 		})
 	}
