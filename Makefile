@@ -17,7 +17,7 @@ REPO ?= $(CURDIR)
 BIN ?= bin
 FUZZTIME ?= 20s
 
-.PHONY: help setup build demo test test-long test-kernel test-kernel-all test-kata test-kata-vm test-git runtimes kube image bench lint generate generate-check fuzz clean FORCE
+.PHONY: help setup build demo test test-long test-kernel test-kernel-all test-kata test-kata-vm test-kube test-git runtimes kube image bench lint generate generate-check fuzz clean FORCE
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -77,6 +77,13 @@ test-kata-vm: ## the same on an emulated node, with the tests' own shim in the p
 	@scripts/kernels.sh
 	@scripts/containerd.sh containerd runc >/dev/null
 	@SANDBOX_MUST_RUN=1 SANDBOX_TEST_KATA_VM=1 go test ./tests/kata/nested -count=1 -v -timeout 60m $(KATAFLAGS)
+
+test-kube: ## daemonset/ on a Kubernetes node from nothing, with new images, or those of make image (IMAGES=bin/images)
+	@scripts/need-root.sh "make test-kube"
+	@scripts/setup.sh build test kube image runtimes
+	@scripts/containerd.sh containerd runc cni gvisor >/dev/null
+	@scripts/kube.sh >/dev/null
+	@SANDBOX_MUST_RUN=1 SANDBOX_TEST_IMAGES="$(abspath $(IMAGES))" go test ./tests/e2e/kube -count=1 -v -timeout 30m
 
 test-git: ## everything that asks Git, with Debian's 2.47 and newer in the place of the machine's (GITS="trixie sid", TESTFLAGS)
 	@scripts/need-root.sh "make test-git"
