@@ -78,6 +78,7 @@ func TestMain(m *testing.M) { os.Exit(node.Main(m)) }
 
 func TestTheSuitesHoldOverEveryRuntimeOfContainerd(t *testing.T) {
 	long := os.Getenv("SANDBOX_TEST_LONG") != ""
+	built := testkit.StateDir(t) // one program for all runtimes
 	for _, of := range []struct {
 		runtime string
 		suites  []suite
@@ -86,7 +87,7 @@ func TestTheSuitesHoldOverEveryRuntimeOfContainerd(t *testing.T) {
 		t.Run(of.runtime, func(t *testing.T) {
 			containerd.Need(t, of.runtime)
 			for _, s := range of.suites {
-				t.Run(s.pkg, func(t *testing.T) { s.run(t, of.runtime, of.long) })
+				t.Run(s.pkg, func(t *testing.T) { s.run(t, built, of.runtime, of.long) })
 			}
 		})
 	}
@@ -117,17 +118,26 @@ func innermost(failed []string) (list []string) {
 	return list
 }
 
-// run builds the package's tests and runs them where its sources are.
-func (s suite) run(t *testing.T, runtime string, long bool) {
-	root, err := testkit.ModuleRoot()
-	require.NoError(t, err)
-	dir := filepath.Join(root, "tests", s.pkg)
-	program := filepath.Join(testkit.StateDir(t), s.pkg+".test")
+// program is that of the package's tests in the folder built, which is made by the first suite that has it.
+func (s suite) program(t *testing.T, built, dir string) string {
+	t.Helper()
+	program := filepath.Join(built, s.pkg+".test")
+	if _, err := os.Stat(program); err == nil {
+		return program
+	}
 	build := exec.Command("go", "test", "-c", "-o", program, ".")
 	build.Dir = dir
 	out, err := build.CombinedOutput()
 	require.NoError(t, err, "%s", out)
+	return program
+}
 
+// run runs the package's tests where its sources are.
+func (s suite) run(t *testing.T, built, runtime string, long bool) {
+	root, err := testkit.ModuleRoot()
+	require.NoError(t, err)
+	dir := filepath.Join(root, "tests", s.pkg)
+	program := s.program(t, built, dir)
 	args := []string{"-test.v", "-test.timeout", testPatience.String(), "-test.skip", s.skip}
 	if !long {
 		args = append(args, "-test.run", s.short)
@@ -139,7 +149,7 @@ func (s suite) run(t *testing.T, runtime string, long bool) {
 	cmd.Env = append(os.Environ(), node.RuntimeEnv+"="+runtime)
 	// A killed test would leave its agents' sandboxes.
 	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
-	out, err = cmd.CombinedOutput()
+	out, err := cmd.CombinedOutput()
 	require.Equal(t, len(s.conceded) == 0, err == nil, "%v\n%s", err, out)
 	require.ElementsMatch(t, slices.Collect(maps.Keys(s.conceded)), innermost(names(failed, out)), "what is conceded fails, and nothing else: %v\n%s", s.conceded, out)
 	for name, c := range s.conceded {
