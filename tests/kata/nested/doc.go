@@ -8,5 +8,5 @@
 //
 // Both boot at the same time, and each test that ran on one is a subtest here. For one's own use:
 //
-//	go test ./tests/kata/nested -v [-run Kata|Runc] [-only PATTERN] [-scratch FOLDER [-again]]
+//	go test ./tests/kata/nested -v [-run /Kata|/Runc] [-only PATTERN] [-scratch FOLDER [-again]]
 package nested

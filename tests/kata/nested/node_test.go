@@ -53,6 +53,9 @@ hypervisor_name = "qemu"
 sandbox_cgroup_only = true
 `
 
+// tapModules are what a shim connects a VM with (tests/kata/shim/vm).
+var tapModules = []string{"tun", "sch_ingress", "cls_u32", "act_mirred"}
+
 // guestModules are what a guest on a node has.
 var guestModules = []string{"virtio_pci", "virtiofs", "virtio_net", "vmw_vsock_virtio_transport", "vsock_loopback"}
 
@@ -91,7 +94,9 @@ type node struct {
 	args    []string // of the suite's program
 	env     []string
 	modules []string // beyond vm.Modules
-	memory  int      // MiB
+	// optional are left out where the kernel does not have them.
+	optional []string
+	memory   int // MiB
 	// add, unless nil, puts more on its disk.
 	add func(p parts, stage vm.Root) error
 }
@@ -126,7 +131,7 @@ func (n node) machine(p parts) (vm.Machine, error) {
 	if err != nil {
 		return m, err
 	}
-	return m, vm.Initramfs{Init: p.init, Modules: append(n.modules, vm.Modules...), Plan: text}.Write(m.Initramfs, p.kernel)
+	return m, vm.Initramfs{Init: p.init, Modules: append(n.modules, vm.Modules...), Optional: n.optional, Plan: text}.Write(m.Initramfs, p.kernel)
 }
 
 // addRuntimes puts what scripts/containerd.sh has built on the node, and a script of that name that says where.

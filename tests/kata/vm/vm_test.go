@@ -5,10 +5,12 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/containerd/containerd/v2/client"
 	"github.com/containerd/containerd/v2/pkg/cio"
@@ -94,8 +96,12 @@ func (m *machine) request(command string) *sandboxv1.ExecRequest {
 // exec runs a command to its verified receipt.
 func (m *machine) exec(command string) *sandboxv1.ExecResult {
 	m.T.Helper()
-	res, err := m.Client.Execs.Exec(context.Background(), m.request(command))
-	require.NoError(m.T, err, m.LogText())
+	ctx, cancel := context.WithTimeout(context.Background(), testkit.Patience())
+	defer cancel()
+	res, err := m.Client.Execs.Exec(ctx, m.request(command))
+	if err != nil {
+		m.fail(err)
+	}
 	r := res.GetResult()
 	require.Equal(m.T, sandboxv1.ExecResult_EXITED, r.GetStatus(), "%s: %s", command, r.GetReason())
 	key, err := verify.LoadKey(filepath.Join(m.State, "keys", r.GetSandboxId()+".pub"))
@@ -113,6 +119,31 @@ func (m *machine) output(command string) string {
 	r := m.exec(command)
 	require.Zero(m.T, r.GetExitCode(), "%s\n%s%s", command, r.GetStdoutText(), r.GetStderrText())
 	return strings.TrimSpace(r.GetStdoutText())
+}
+
+// fail ends the test with all that tells why a command has no answer: the agent's goroutines, containerd's log, the virtual machines'
+// consoles and what their processes wait for.
+func (m *machine) fail(err error) {
+	m.T.Helper()
+	_ = m.Cmd.Process.Signal(unix.SIGQUIT) // Go ends a program by it, and prints its goroutines
+	<-m.Ended
+	log, _ := os.ReadFile(m.Log)
+	const look = `tail -n 20 /run/kata-containers/*/console /run/kata-containers/*/*.log; for p in /proc/[0-9]*; do echo "$p $(tr '\0' ' ' <$p/cmdline | cut -c 1-80) $(grep State $p/status) $(cat $p/wchan)"; done`
+	seen, _ := exec.CommandContext(context.Background(), "sh", "-c", look).CombinedOutput()
+	require.FailNow(m.T, "there is no answer", "%v\n%s\n%s\n%s", err, m.d.Log(), seen, log)
+}
+
+// answered waits for a command's result.
+func (m *machine) answered(answer <-chan *sandboxv1.ExecResult) *sandboxv1.ExecResult {
+	m.T.Helper()
+	select {
+	case r := <-answer:
+		require.NotNil(m.T, r, m.LogText())
+		return r
+	case <-time.After(testkit.Patience()):
+		m.fail(context.DeadlineExceeded)
+		return nil
+	}
 }
 
 // begin starts a command that says in the worktree that it runs, and waits for that. timeout is in seconds.
@@ -291,8 +322,7 @@ func TestSandboxesInVirtualMachines(t *testing.T) {
 		before := m.session()
 		_, answer := m.begin(1000)
 		m.signal(m.vmm(), unix.SIGKILL)
-		r := <-answer
-		require.NotNil(t, r, m.LogText())
+		r := m.answered(answer)
 		require.Equal(t, sandboxv1.ExecResult_UNCERTAIN, r.GetStatus(), r.GetReason())
 		require.True(t, r.GetEvidence().GetComplete(), "%v", r.GetEvidence())
 		require.Subset(t, sources(r.GetEvidence()), []string{"pidfd", "vmm_pidfd", "shim_pidfd", "virtiofsd_pidfd", "no_process_left", "cgroup_empty", "deleted"})
@@ -304,8 +334,7 @@ func TestSandboxesInVirtualMachines(t *testing.T) {
 		vmm := m.vmm()
 		m.signal(vmm, unix.SIGSTOP)
 		then(req)
-		r := <-answer
-		require.NotNil(t, r, m.LogText())
+		r := m.answered(answer)
 		require.True(t, r.GetEvidence().GetComplete(), "%v", r.GetEvidence())
 		require.NotEmpty(t, r.GetReason())
 		n, err := unix.Poll([]unix.PollFd{{Fd: int32(vmm.Fd()), Events: unix.POLLIN}}, 0)

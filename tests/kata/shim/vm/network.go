@@ -6,7 +6,10 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
+
+	"github.com/containerd/containerd/v2/pkg/sys/reaper"
 
 	"github.com/sandbox-agent/sandbox-agent/tests/kata/shim/wire"
 )
@@ -29,8 +32,8 @@ func (s *service) connect(vmm string) (program, args []string, err error) {
 	for _, pair := range [][2]string{{given, tap}, {tap, given}} {
 		script += fmt.Sprintf("; tc qdisc add dev %[1]s ingress; tc filter add dev %[1]s parent ffff: protocol all u32 match u8 0 0 action mirred egress redirect dev %[2]s", pair[0], pair[1])
 	}
-	if out, err := exec.Command(enter[0], append(enter[1:], "sh", "-ec", script)...).CombinedOutput(); err != nil {
-		return nil, nil, fmt.Errorf("making the tap: %w: %s", err, out)
+	if _, err := output(enter, "sh", "-ec", script); err != nil {
+		return nil, nil, fmt.Errorf("making the tap: %w", err)
 	}
 	batch, mac, err := describe(enter)
 	if err != nil {
@@ -91,11 +94,11 @@ func describe(enter []string) (batch, mac string, err error) {
 func routesOf(enter []string) (lines []string, err error) {
 	var direct, through []string
 	for _, family := range []string{"-4", "-6"} {
-		out, err := exec.Command(enter[0], append(enter[1:], "ip", family, "route", "show", "dev", given)...).Output()
+		out, err := output(enter, "ip", family, "route", "show", "dev", given)
 		if err != nil {
-			return nil, fmt.Errorf("asking ip for the routes: %w", err)
+			return nil, err
 		}
-		for line := range strings.Lines(string(out)) {
+		for line := range strings.Lines(out) {
 			line = "route replace " + strings.ReplaceAll(strings.TrimSpace(line), " linkdown", "") + " dev " + given
 			switch {
 			case strings.Contains(line, "proto kernel"):
@@ -110,12 +113,29 @@ func routesOf(enter []string) (lines []string, err error) {
 }
 
 func askIP(enter []string, answer any, args ...string) error {
-	out, err := exec.Command(enter[0], append(enter[1:], append([]string{"ip", "-json"}, args...)...)...).Output()
+	out, err := output(enter, append([]string{"ip", "-json"}, args...)...)
+	if err != nil || strings.TrimSpace(out) == "" {
+		return err
+	}
+	return json.Unmarshal([]byte(out), answer)
+}
+
+// output runs a program in the network namespace, and answers with what it printed. The shim's reaper takes every child's exit.
+func output(enter []string, args ...string) (string, error) {
+	args = append(slices.Clone(enter), args...)
+	cmd := exec.Command(args[0], args[1:]...)
+	var out, complaints strings.Builder
+	cmd.Stdout, cmd.Stderr = &out, &complaints
+	exits, err := reaper.Default.Start(cmd)
 	if err != nil {
-		return fmt.Errorf("asking ip %s: %w", strings.Join(args, " "), err)
+		return "", fmt.Errorf("%q: %w", args, err)
 	}
-	if len(strings.TrimSpace(string(out))) == 0 {
-		return nil
+	status, err := reaper.Default.Wait(cmd, exits)
+	if err != nil {
+		return "", fmt.Errorf("%q: %w", args, err)
 	}
-	return json.Unmarshal(out, answer)
+	if status != 0 {
+		return "", fmt.Errorf("%q ended with status %d: %s", args, status, complaints.String())
+	}
+	return out.String(), nil
 }
