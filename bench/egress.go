@@ -29,6 +29,8 @@ const (
 	nameBareConns  = "connections, bare"
 	nameOpenConns  = "connections, open"
 	nameListedConn = "connections, allowlist"
+	nameOpenNamed  = "connections by name, open"
+	nameListNamed  = "connections by name, allowlist"
 
 	// The world's addresses (RFC 5737), and what one sample of connections is.
 	worldAddr, nodeAddr, siteAddr = "203.0.113.1", "203.0.113.2", "198.51.100.10"
@@ -36,15 +38,15 @@ const (
 	connections                   = 64
 )
 
-// connect makes connections one after the other, and says how many microseconds that took. They are counted where they are made,
-// without the start of the program.
-var connect = fmt.Sprintf("exec 3<>/dev/tcp/$HOST/80; t=${EPOCHREALTIME/./}; for i in {1..%d}; do exec 3<>/dev/tcp/$HOST/80 || exit 1; done; echo $((${EPOCHREALTIME/./}-t))", connections)
+// connect makes connections to $TO one after the other, and says how many microseconds that took. They are counted where they are
+// made, without the start of the program, and without the first by the name, which opens the address to a list.
+var connect = fmt.Sprintf("exec 3<>/dev/tcp/$FIRST/80; t=${EPOCHREALTIME/./}; for i in {1..%d}; do exec 3<>/dev/tcp/$TO/80 || exit 1; done; echo $((${EPOCHREALTIME/./}-t))", connections)
 
 // egressCases are a command that uses no network, and connections, under each policy: with an agent of their own in a network
 // namespace of their own, so that nothing of this machine's network is changed.
 func egressCases(ctx context.Context, o options, p *place, s *session) ([]testCase, error) {
 	commands := []policyCase{{nameNoNetwork, "none", ""}, {nameOpen, "bridge", "open"}, {nameListed, "bridge", "allowlist"}, {nameShut, "bridge", "none"}}
-	conns := []policyCase{{nameOpenConns, "bridge", "open"}, {nameListedConn, "bridge", "allowlist"}}
+	conns := []policyCase{{nameOpenConns, "bridge", "open"}, {nameListedConn, "bridge", "allowlist"}, {nameOpenNamed, "bridge", "open"}, {nameListNamed, "bridge", "allowlist"}}
 	if !wantsAny(o, append(append([]policyCase{{name: nameBareConns}}, commands...), conns...)) {
 		return nil, nil
 	}
@@ -78,7 +80,12 @@ func egressCases(ctx context.Context, o options, p *place, s *session) ([]testCa
 		if err != nil {
 			return nil, err
 		}
-		cases = append(cases, testCase{group: groupConnections, series: []string{c.name}, baseline: c.name == nameOpenConns, sample: one(in.connections)})
+		to := siteAddr
+		if c.name == nameOpenNamed || c.name == nameListNamed {
+			to = siteName
+		}
+		sample := one(func(ctx context.Context) (time.Duration, error) { return in.connections(ctx, to) })
+		cases = append(cases, testCase{group: groupConnections, series: []string{c.name}, baseline: c.name == nameOpenConns || c.name == nameOpenNamed, sample: sample})
 	}
 	return cases, nil
 }
@@ -109,8 +116,8 @@ func (a *agent) connected(ctx context.Context, c policyCase) (*session, error) {
 	return &session{client: a.client, id: res.GetSession().GetSessionId(), sandbox: res.GetSession().GetSandbox(), worktree: worktree}, nil
 }
 
-func (s *session) connections(ctx context.Context) (time.Duration, error) {
-	r, err := s.exec(ctx, "HOST="+siteName+"; "+connect)
+func (s *session) connections(ctx context.Context, to string) (time.Duration, error) {
+	r, err := s.exec(ctx, "FIRST="+siteName+" TO="+to+"; "+connect)
 	if err != nil {
 		return 0, err
 	}
@@ -296,7 +303,7 @@ func answer(dns net.PacketConn) {
 
 // bare makes the connections on the node, without a sandbox.
 func (w *world) bare(ctx context.Context) (time.Duration, error) {
-	out, err := exec.CommandContext(ctx, "nsenter", "--net="+w.path("node"), "--", "bash", "-c", "HOST="+siteAddr+"; "+connect).Output()
+	out, err := exec.CommandContext(ctx, "nsenter", "--net="+w.path("node"), "--", "bash", "-c", "FIRST="+siteAddr+" TO="+siteAddr+"; "+connect).Output()
 	if err != nil {
 		return 0, fmt.Errorf("connecting without a sandbox: %w", err)
 	}

@@ -90,18 +90,21 @@ func (m *Manager) restoreInside(running []*Record) (Lapses, error) {
 	var errs []error
 	for _, rec := range running {
 		was, err := m.rules.insideSize(rec.Namespace)
-		changed := rec.Inside > 0 && was != rec.Inside // by an agent that kept no number they may have been anything
-		if err == nil {
-			err = m.renewInside(rec)
-		}
-		errs = append(errs, m.lapseInside(&out, rec, changed, err))
+		changed := err == nil && rec.Inside > 0 && was != rec.Inside // by an agent that kept no number they may have been anything
+		errs = append(errs, m.lapseInside(&out, rec, changed, m.renewInside(rec)))
 	}
 	return out, errors.Join(errs...)
 }
 
 // renewInside sets the rules inside anew, and keeps how many there are.
 func (m *Manager) renewInside(rec *Record) error {
-	n, err := m.rules.guardInside(rec.Namespace)
+	var n int
+	var err error
+	for range setTries {
+		if n, err = m.rules.guardInside(rec.Namespace); err == nil {
+			break
+		}
+	}
 	if err != nil || n == rec.Inside {
 		return err
 	}
@@ -130,31 +133,37 @@ func (m *Manager) lookInside(running []*Record) (Lapses, error) {
 	var errs []error
 	seen := make(map[string]uint32, len(running))
 	for _, rec := range running {
-		changed, err := false, nftInside(rec.Namespace, func(_ *nftables.Conn, ns int) (err error) {
-			seen[rec.ID], err = generation(ns)
+		var now uint32
+		err := nftInside(rec.Namespace, func(_ *nftables.Conn, ns int) (err error) {
+			now, err = generation(ns)
 			return err
 		})
-		if before, known := m.inside[rec.ID]; err == nil && (!known || before != seen[rec.ID]) {
-			if changed, err = m.mendInside(rec); changed || err != nil {
-				delete(seen, rec.ID) // looked at once more
-			}
+		if before, known := m.inside[rec.ID]; err == nil && known && before == now {
+			seen[rec.ID] = now
+			continue
 		}
-		errs = append(errs, m.lapseInside(&out, rec, changed, err))
+		is, mendErr := m.mendInside(rec)
+		if err == nil && is == whole {
+			seen[rec.ID] = now
+		}
+		errs = append(errs, m.lapseInside(&out, rec, is == changed, mendErr))
 	}
 	m.inside = seen
 	return out, errors.Join(errs...)
 }
 
-// mendInside sets the rules inside if they are not as this agent makes them.
-func (m *Manager) mendInside(rec *Record) (changed bool, err error) {
+// mendInside sets the rules inside unless they are seen to be as this agent makes them, and says how they were.
+func (m *Manager) mendInside(rec *Record) (condition, error) {
 	want, err := m.rules.insideRules()
 	if err != nil {
-		return false, err
+		return unknown, err
 	}
-	if n, err := m.rules.insideSize(rec.Namespace); err != nil || n == len(want) {
-		return false, err
+	n, err := m.rules.insideSize(rec.Namespace)
+	is, _ := conditionOf(n == len(want), err)
+	if is == whole {
+		return whole, nil
 	}
-	return true, m.renewInside(rec)
+	return is, m.renewInside(rec)
 }
 
 // cutOffInside is cutOff for a sandbox without the rules inside: its loopback interface goes down too, over which its commands
