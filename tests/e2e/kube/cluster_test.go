@@ -22,7 +22,8 @@ import (
 const (
 	// patience bounds what a test waits for when it fails; nothing passes or fails by it.
 	patience = 2 * time.Minute
-	poll     = 50 * time.Millisecond
+	// poll is not shorter: what is polled is usually kubectl, which takes a processor for a quarter of a second.
+	poll = 200 * time.Millisecond
 
 	namespace  = "sandbox-agent"
 	socket     = "/run/sandbox-agent/exec.sock"
@@ -164,24 +165,40 @@ func withComponents(t *testing.T, dir, overlay string, components ...string) {
 	require.NoError(t, os.WriteFile(path, []byte(text), 0o600))
 }
 
-// ready waits until the DaemonSet's pod is, and the agent answers at the node's socket.
+// ready waits until the DaemonSet's pod is of its newest version and ready, and the agent answers at the node's socket. It does not
+// wait, as "rollout status" does, until the pod has been ready for some seconds.
 func ready(t *testing.T) {
 	t.Helper()
-	until(t, "the DaemonSet is rolled out", func() bool {
-		_, err := command(t, "kubectl", "-n", namespace, "rollout", "status", "daemonset/sandbox-agent", "--timeout=5s")
-		return err == nil
+	type daemonSet struct {
+		Metadata struct{ Generation int64 }
+		Status   struct {
+			ObservedGeneration                                          int64
+			DesiredNumberScheduled, UpdatedNumberScheduled, NumberReady int
+		}
+	}
+	until(t, "the DaemonSet's pod is ready", func() bool {
+		d := decode[daemonSet](t, kubectl(t, "-n", namespace, "get", "daemonset", "sandbox-agent", "-o", "json"))
+		st := d.Status
+		return st.ObservedGeneration == d.Metadata.Generation && st.DesiredNumberScheduled == 1 && st.UpdatedNumberScheduled == 1 && st.NumberReady == 1
 	})
 	until(t, "the agent answers", func() bool {
-		_, err := client.New(socket).Node.GetNodeInfo(t.Context(), &sandboxv1.GetNodeInfoRequest{})
+		ctx, cancel := context.WithTimeout(context.Background(), patience) // a test's own has ended when it cleans up
+		defer cancel()
+		_, err := client.New(socket).Node.GetNodeInfo(ctx, &sandboxv1.GetNodeInfoRequest{})
 		return err == nil
 	})
 }
 
-// pod is the name of the agent's pod.
-func pod(t *testing.T) string {
+// pod is the name of the agent's pod, once it runs.
+func pod(t *testing.T) (name string) {
 	t.Helper()
-	return kubectl(t, "-n", namespace, "get", "pods", "-l", "app.kubernetes.io/name=sandbox-agent", "--field-selector=status.phase=Running",
-		"-o", "jsonpath={.items[0].metadata.name}")
+	until(t, "the agent's pod runs", func() bool {
+		out, err := command(t, "kubectl", "-n", namespace, "get", "pods", "-l", "app.kubernetes.io/name=sandbox-agent", "--field-selector=status.phase=Running",
+			"-o", "jsonpath={.items[0].metadata.name}")
+		name = out
+		return err == nil && out != ""
+	})
+	return name
 }
 
 // uid is the uid of a pod.

@@ -36,6 +36,7 @@ func TestACommandOfASessionRunsWithAReceipt(t *testing.T) {
 
 func TestTheCheckOfTheReadmeFindsWhatTheNodeHas(t *testing.T) {
 	deploy(t)
+	kubectl(t, "-n", namespace, "rollout", "status", "daemonset/sandbox-agent")
 	said, _ := command(t, "kubectl", "-n", namespace, "exec", "daemonset/sandbox-agent", "--", "sandbox-agent", "check") // a node may lack what this one needs not
 	require.NotContains(t, said, "Defaulted container")
 	require.Regexp(t, `(?m)^ok +runtime runc: hosts sandboxes`, said)
