@@ -257,7 +257,7 @@ func endKata(ctx context.Context, r *Runtime, rec hostkernel.Record, ev *hostker
 	if err != nil {
 		r.log.Warn("the processes of a virtual machine are not recorded; sweeping by its id", "sandbox", rec.Identity.SandboxID, "error", err)
 	}
-	if err := r.endContainer(ctx, rec, ev); err != nil {
+	if err := r.endAnswering(ctx, rec, ev); err != nil {
 		// The shim may be what keeps containerd from answering.
 		if killErr := vm.Kill(); killErr != nil {
 			return errors.Join(err, killErr)
@@ -278,6 +278,13 @@ func endKata(ctx context.Context, r *Runtime, rec hostkernel.Record, ev *hostker
 		ev.Add(item.Source, "%s", item.Detail)
 	}
 	return err
+}
+
+// endAnswering is endContainer for as long as a shim that boots nothing may take: one that hangs leaves time to go on without it.
+func (r *Runtime) endAnswering(ctx context.Context, rec hostkernel.Record, ev *hostkernel.Evidence) error {
+	ctx, cancel := r.processCall(ctx)
+	defer cancel()
+	return r.endContainer(ctx, rec, ev)
 }
 
 // recordedVM is the zero value where a start was cut short before it was known.

@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -187,6 +188,33 @@ func TestP5OnlyTheProcessesOfAVirtualMachineShowItsEnd(t *testing.T) {
 			}
 		})
 	}
+}
+
+// A stop has a minute, which a call may take that boots a guest.
+func TestP5AShimThatHangsIsEndedWhileAStopHasTimeForItsEvidence(t *testing.T) {
+	h := newKataHost(t)
+	spec := h.spec(0)
+	first := h.create(spec)
+	shim := h.pidfd(h.vm(first), kata.RoleShim)
+	require.NoError(t, first.Close())
+	var given []time.Duration
+	h.through(func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoke grpc.UnaryInvoker, o ...grpc.CallOption) error {
+		if !strings.HasSuffix(method, ".Tasks/Delete") {
+			return invoke(ctx, method, req, reply, cc, o...)
+		}
+		if end, _ := ctx.Deadline(); len(given) == 0 {
+			given = append(given, time.Until(end))
+			return status.Error(codes.DeadlineExceeded, "it hangs")
+		}
+		return invoke(ctx, method, req, reply, cc, o...)
+	})
+	s, err := h.r.Load(bound(t), first.Identity())
+	require.NoError(t, err)
+	ev := h.stop(s)
+	require.Len(t, given, 1)
+	require.LessOrEqual(t, given[0], h.r.opts.CallTime/3)
+	require.Subset(t, sources(ev), whole)
+	require.True(t, ended(t, shim))
 }
 
 // An agent that was killed while containerd created the sandbox knows none of its processes.
