@@ -29,6 +29,7 @@ var Modules = slices.Concat(BootModules, NodeModules)
 // NetworkModules are what a node's networks load; kernels differ in which of them they have.
 var NetworkModules = []string{
 	"bridge", "nf_tables", "nf_conntrack_netlink", "nfnetlink_log", "nft_ct", "nft_fib_inet", "nft_fib_netdev", "nft_reject_inet", "nft_reject_netdev",
+	"nft_meta_bridge", "nft_reject_bridge", "nf_conntrack_bridge",
 	"nft_nat", "nft_masq", "nft_chain_nat", "nft_log", "nft_limit", "nft_quota", "nft_connlimit", "nft_objref",
 }
 

@@ -14,6 +14,7 @@ import (
 // guestOutput is what guests say whose programs were one that holds, one that fails, one that is skipped and one that is cut off.
 var guestOutput = map[string]string{
 	"holds":  plan.Begin + "pkg/a\n=== RUN   TestA\n=== RUN   TestA/x:_y\nquiet\n--- PASS: TestA (0.10s)\n    --- PASS: TestA/x:_y (0.00s)\nPASS\n",
+	"slash":  plan.Begin + "pkg/a\n=== RUN   TestA\n=== RUN   TestA/a_/proc,_covered\n--- PASS: TestA (0.10s)\n    --- PASS: TestA/a_/proc,_covered (0.00s)\nPASS\n",
 	"fails":  plan.Begin + "pkg/a\n=== RUN   TestA\n=== RUN   TestA/x\n    a_test.go:1: loud\n=== NAME  TestA\n--- FAIL: TestA (0.10s)\n    --- FAIL: TestA/x (0.00s)\n",
 	"skips":  plan.Begin + "pkg/a\n=== RUN   TestB\n    b_test.go:1: for a reason\n--- SKIP: TestB (0.00s)\nPASS\n",
 	"cut":    plan.Begin + "pkg/a\n=== RUN   TestC\npanic: it said\n",
@@ -51,6 +52,7 @@ func TestAGuestsTestsAreToldWithTheirOwnVerdicts(t *testing.T) {
 		says  []string
 	}{
 		"holds":  {true, []string{"--- PASS: TestReported/pkg/a/TestA (", "--- PASS: TestReported/pkg/a/TestA/x:_y ("}},
+		"slash":  {true, []string{"--- PASS: TestReported/pkg/a/TestA/a_/proc,_covered ("}},
 		"fails":  {false, []string{"--- FAIL: TestReported/pkg/a/TestA/x (", "loud"}},
 		"skips":  {true, []string{"--- SKIP: TestReported/pkg/a/TestB (", "for a reason"}},
 		"cut":    {false, []string{"--- FAIL: TestReported/pkg/a/TestC (", "never ended", "panic: it said"}},
@@ -85,4 +87,9 @@ func TestWhatAGuestsTestsSaidIsReadTestByTest(t *testing.T) {
 	require.Contains(t, below[1].said(), "needs gcc")
 	require.NotEqual(t, "pass", below[3].action, "a test that never ended has not passed")
 	require.Equal(t, Counts{Passed: 1, Failed: 3, Skipped: 1}, got.Count())
+	got, err = ReadTests("some/package", []string{
+		mark + "=== RUN   TestA", mark + "=== RUN   TestA/of_/proc", mark + "--- PASS: TestA (0.00s)", "    " + mark + "--- PASS: TestA/of_/proc (0.00s)", mark + "PASS",
+	})
+	require.NoError(t, err)
+	require.Equal(t, Counts{Passed: 2}, got.Count(), "a slash in a name makes no test")
 }
