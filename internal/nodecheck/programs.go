@@ -103,7 +103,7 @@ func absent(program string, known bool) Fact {
 		return nof("%s is not in containerd's PATH", program)
 	}
 	return unsure("%s is not in this process's PATH, and may be in containerd's, which is not known here", program).
-		do("start containerd, and run the check where its process can be seen (as root, in its PID and mount namespaces)")
+		do("start containerd, and run the check where its process can be seen (as root, in its PID namespace)")
 }
 
 // inPATH is the first executable file of this name in the absolute folders of a PATH; empty: none.
