@@ -330,7 +330,8 @@ try "P11: makes a set-id file" setid
 try "P12: changes the configuration of the base clone" config
 try "P10: connects to a listener of the node" tcp
 rm -rf setid.* here.*
-setsid sleep %[4]s </dev/null >/dev/null 2>&1 &
+setsid sh -c 'echo >here.started; exec sleep "$0"' %[4]s </dev/null >/dev/null 2>&1 &
+until [ -e here.started ]; do sleep 0.1; done
 `
 	return fmt.Sprintf(f, repo, port, state, stray)
 }
