@@ -46,8 +46,8 @@ var runcTests = strings.Join([]string{
 // tooMuch takes an emulated processor longer than the minute that its command has.
 const tooMuch = "^TestP16WhatTheMemoryLimitEndsIsTheCommandAlone$/many_at_once"
 
-// another is a test that boots one more machine, which takes minutes.
-const another = "^TestAnImageServesAsRootFileSystemOfAMachine$"
+// another are the tests that boot one more machine, which takes minutes.
+const another = "^TestAnImageServesAsRootFileSystemOfAMachine$|^TestP10AMachineReachesWhatItsNetworkLetsAndNothingOfTheNode$"
 
 // kataArgs leave tests out that take too long for every run.
 func kataArgs() []string {
@@ -68,7 +68,7 @@ func TestOnEmulatedNodes(t *testing.T) {
 	for name, n := range map[string]node{
 		"Kata": {
 			suite: "tests/kata/vm", args: kataArgs(), env: append([]string{"SANDBOX_TEST_KATA=1"}, slow...), memory: 2560,
-			modules: slices.Concat(tapModules, []string{"fuse", "overlay"}), optional: vm.NetworkModules, add: addKata,
+			modules: slices.Concat(tapModules, []string{"fuse", "overlay"}), optional: slices.Concat(vm.NetworkModules, bridgeModules), add: addKata,
 		},
 		"Runc": {suite: "internal/runtime/containerd", args: append(pattern(runcTests), "-test.skip", tooMuch), env: slow, memory: 2048, modules: []string{"overlay"}},
 	} {
