@@ -483,6 +483,9 @@ func (r *egressRules) addOut(c *nftables.Conn, chain *nftables.Chain, g *governe
 	}
 	if mode == egress.Allowlist {
 		for _, e := range r.toResolvers() {
+			if g.rec.Egress.Connections > 0 {
+				r.rule(c, chain, slices.Concat(e, tooManyQuestions(g.rec))...)
+			}
 			r.rule(c, chain, append(e, &expr.Verdict{Kind: expr.VerdictAccept})...)
 		}
 	}
@@ -575,6 +578,7 @@ func (r *egressRules) addBounds(c *nftables.Conn, chain *nftables.Chain, rec *Re
 	}
 	if e.Connections > 0 {
 		for _, asks := range questions(rec) {
+			r.rule(c, chain, slices.Concat(asks, tooManyQuestions(rec))...)
 			r.rule(c, chain, slices.Concat(asks, ctState(expr.CtStateBitNEW), []expr.Any{began, &expr.Verdict{Kind: expr.VerdictAccept}})...)
 		}
 		r.rule(c, chain, append(ctState(expr.CtStateBitNEW), &expr.Connlimit{Count: e.Connections, Flags: expr.NFT_CONNLIMIT_F_INV},
@@ -597,6 +601,25 @@ func questions(rec *Record) (out [][]expr.Any) {
 		}
 	}
 	return out
+}
+
+// questionSeconds is how long the kernel knows a question that got no answer, and whose command sends nothing more of it;
+// fewQuestions are admitted at once whatever the bounds are.
+const (
+	questionSeconds = 32
+	fewQuestions    = 1024
+)
+
+// questionsAtOnce is how many questions to one nameserver the kernel knows of a sandbox at most: as many as it can begin by the second,
+// so that it is told of that bound first. Without a bound a command could fill the node's table of connections, which all sandboxes share.
+func questionsAtOnce(e Egress) uint32 {
+	return max(fewQuestions, e.Connections, questionSeconds*e.PerSecond)
+}
+
+// tooManyQuestions ends a rule that refuses questions beyond that.
+func tooManyQuestions(rec *Record) []expr.Any {
+	return append(ctState(expr.CtStateBitNEW), &expr.Connlimit{Count: questionsAtOnce(rec.Egress), Flags: expr.NFT_CONNLIMIT_F_INV},
+		&expr.Verdict{Kind: expr.VerdictGoto, Chain: countChain(rec.ID)})
 }
 
 // addRefusal makes a chain that counts, tells and answers. why is empty for what is not listed.

@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -340,6 +341,40 @@ func TestQuestionsForNamesTakeNoConnectionAway(t *testing.T) {
 	require.NoError(t, err)
 	require.EqualValues(t, 9, traffic.Connections, "they are counted")
 	require.Contains(t, l.lookup(l.under("sb-slow", Egress{PerSecond: 1}), questions...), "refused", "and bounded by the second")
+}
+
+// ask sends questions to a nameserver, each from a port of its own.
+const ask = `
+import socket, sys
+for i in range(int(sys.argv[2])):
+    s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    s.bind(("", 2000 + i))
+    s.sendto(bytes.fromhex("00010100000100000000000003776562076578616d706c650000010001"), (sys.argv[1], 53)) # web.example, A
+    s.close()
+`
+
+func TestP16QuestionsForNamesDontFillTheNodesTableOfConnections(t *testing.T) {
+	l := newEgressLab(t)
+	const more = 20
+	for _, c := range []struct {
+		id, nameserver string
+		bounds         Egress
+	}{
+		{"sb-open", netlab.Web, Egress{}},
+		{"sb-listed", resolverAddr, Egress{Mode: egress.Allowlist}},
+	} {
+		refusedOf := func(id string, e Egress) uint64 {
+			rec := l.under(id, e)
+			out, err := l.Command(rec.Namespace, "python3", "-c", ask, c.nameserver, strconv.Itoa(fewQuestions+more)).CombinedOutput()
+			require.NoError(t, err, "%s", out)
+			traffic, err := l.Traffic(id)
+			require.NoError(t, err)
+			return traffic.Refused
+		}
+		require.Zero(t, refusedOf(c.id+"-un", c.bounds), "control: all pass without bounds")
+		c.bounds.Connections = 3
+		require.EqualValues(t, more, refusedOf(c.id, c.bounds), c.id)
+	}
 }
 
 // many is half of ten thousand.
