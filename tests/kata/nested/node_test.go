@@ -56,9 +56,6 @@ sandbox_cgroup_only = true
 // tapModules are what a shim connects a VM with (tests/kata/shim/vm).
 var tapModules = []string{"tun", "sch_ingress", "cls_u32", "act_mirred"}
 
-// bridgeModules are what the rules of sandboxes take for what a Linux bridge carries, where the kernel can't answer at an interface's ingress.
-var bridgeModules = []string{"nft_meta_bridge", "nft_reject_bridge"}
-
 // guestModules are what a guest on a node has.
 var guestModules = []string{"virtio_pci", "virtiofs", "virtio_net", "vmw_vsock_virtio_transport", "vsock_loopback"}
 
