@@ -113,7 +113,7 @@ func TestEachRowIsWhole(t *testing.T) {
 		seen[a.Name] = true
 		replaced := a.words(map[string]string{
 			"word": "w", "helper": "h", "worktree": "w", "repo": "r", "secret": "s", "beside": "b", "pids": "1", "memory": "1", "disk": "1", "files": "1", "zeros": "0",
-			"state": "s", "socket": "s", "tcp": "t", "udp": "u", "abstract": "a", "unix": "u", "canary": "c",
+			"state": "s", "socket": "s", "node": "n", "making": "m", "tcp": "t", "udp": "u", "abstract": "a", "unix": "u", "canary": "c",
 		})
 		require.NotRegexp(t, `\{[a-z]+\}`, replaced.Command+replaced.Then+replaced.Must.SHA256, "a word that nobody replaces")
 	}

@@ -68,8 +68,9 @@ func Start(ctx context.Context, o Options) (r *Runner, err error) {
 		return nil, errors.Join(err, g.remove())
 	}
 	s := &session{client: o.Client, id: created.GetSessionId(), sandbox: created.GetSandbox().GetId(), generation: created.GetGeneration()}
+	// With what the agent keeps for the worktree: nobody needs it any more.
 	end := func(ctx context.Context) error {
-		_, err := o.Client.DeleteSession(ctx, s.id, 0)
+		_, err := o.Client.DeleteWorkspace(ctx, &sandboxv1.DeleteWorkspaceRequest{SessionId: s.id, Force: true})
 		return err
 	}
 	status, err := statusOf(ctx, o.Client, created.GetSandbox().GetRuntime())
@@ -81,6 +82,9 @@ func Start(ctx context.Context, o Options) (r *Runner, err error) {
 	}
 	r.end, r.concede, r.shared = end, status.GetConcessions(), status.GetIsolation() == sandboxv1.Isolation_NAMESPACES
 	r.words["state"], r.words["socket"] = o.StateDir, o.Socket
+	if created.GetSandbox().GetProvenance().GetRootfsKind() != "host" {
+		r.words["node"] = "" // another root file system has such folders of its own
+	}
 	if !r.shared {
 		r.words["making"] = "" // a kernel of the sandbox's own may have them, and they are none of the node's then
 	}
@@ -115,6 +119,7 @@ func newRunner(ctx context.Context, p Place, g *grounds, program string) (*Runne
 	r.words = w.addresses()
 	for k, v := range map[string]string{
 		"helper": helper + " " + inside.Word, "worktree": g.worktree, "repo": g.repo, "secret": g.secret, "beside": g.beside,
+		"node":   "/etc/shadow /etc/gshadow /root /boot /var/log /var/lib",
 		"making": "/dev/fuse /dev/net/tun", "pids": strconv.Itoa(Pids), "memory": strconv.Itoa(MemoryMiB), "disk": strconv.Itoa(MemoryMiB/2 + 1), "files": "200000", "zeros": zerosSHA256(), "state": "/nonexistent", "socket": "/nonexistent",
 	} {
 		r.words[k] = v

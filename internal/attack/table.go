@@ -97,7 +97,7 @@ for n in mnt pid user net; do readlink /proc/1/ns/$n >/dev/null 2>&1 && echo got
 	},
 	{
 		Promise: "P9", Name: "looking at the node's files",
-		Command: `{helper} look {secret} /etc/shadow /etc/gshadow /root /boot /var/log /var/lib /run/containerd /run/systemd /run/dbus/system_bus_socket /sys/kernel/debug /sys/fs/cgroup/cgroup.procs`,
+		Command: `{helper} look {secret} {node} /run/containerd /run/systemd /run/dbus/system_bus_socket /sys/kernel/debug /sys/fs/cgroup/cgroup.procs`,
 	},
 	{
 		Promise: "P9", Name: "looking at devices and the kernel",

@@ -24,10 +24,13 @@ func TestEachAttackOfTheSelfTestIsHeld(t *testing.T) {
 	a := newAgent(t, "")
 	self, err := os.Executable()
 	require.NoError(t, err)
+	root := testkit.StateDir(t)
 	r, err := attack.Start(t.Context(), attack.Options{
-		Client: client.New(a.Socket, client.Options{}), Socket: a.Socket, StateDir: a.State, Root: testkit.StateDir(t), UID: owner, GID: owner, Program: self,
+		Client: client.New(a.Socket, client.Options{}), Socket: a.Socket, StateDir: a.State, Root: root, UID: owner, GID: owner, Program: self,
 	})
 	require.NoError(t, err, a.LogText())
+	res := r.Run(t.Context(), attack.Attack{Promise: "P9", Name: "looking at the folders above the worktree", Command: "{helper} look " + filepath.Dir(root)})
+	require.Equal(t, attack.Held, res.Verdict, "%s: a folder of the node may be above the workspaces, as /var/lib is by default", res.Why)
 	for _, row := range attack.Table {
 		t.Run("Test"+row.Promise+" "+row.Name, func(t *testing.T) {
 			if row.Shared && !r.Shared() {
@@ -90,4 +93,7 @@ func TestTheSelfTestIsAStaticProgramThatSaysWhatHeldAndLeavesNothing(t *testing.
 	list, err := a.Client.Sessions.ListSessions(t.Context(), &sandboxv1.ListSessionsRequest{})
 	require.NoError(t, err)
 	require.Empty(t, list.GetSessions())
+	kept, err := os.ReadDir(filepath.Join(a.State, "workspaces"))
+	require.NoError(t, err)
+	require.Empty(t, kept, "what the agent keeps for a worktree")
 }

@@ -84,10 +84,14 @@ func sockets(a *attacker, _ []string) error {
 
 // look names each path that is there, with something in it, under any of the names that lead to a root.
 func look(a *attacker, args []string) error {
+	worktree, err := os.Getwd()
+	if err != nil {
+		return err
+	}
 	for _, path := range args {
 		for _, prefix := range []string{"", "/proc/self/root", "/proc/1/root", "/proc/1/cwd", "/proc/self/cwd/../../../../../../..", fmt.Sprintf("/proc/%d/root", os.Getppid())} {
 			a.tried++
-			if what := content(prefix + path); what != "" {
+			if what := content(prefix, path, worktree); what != "" {
 				a.got("to see %s%s: %s", prefix, path, what)
 			}
 		}
@@ -95,8 +99,9 @@ func look(a *attacker, args []string) error {
 	return nil
 }
 
-// content says what there is to be had at a path; empty: nothing.
-func content(path string) string {
+// content says what there is to be had at a path below a root that prefix leads to; empty: nothing.
+func content(prefix, name, worktree string) string {
+	path := prefix + name
 	st, err := os.Stat(path)
 	if err != nil {
 		return ""
@@ -111,8 +116,8 @@ func content(path string) string {
 			return "a device"
 		}
 	case st.IsDir():
-		if entries, err := os.ReadDir(path); err == nil && len(entries) > 0 {
-			return fmt.Sprintf("a folder with %s", entries[0].Name())
+		if entry := stranger(prefix, name, worktree); entry != "" {
+			return fmt.Sprintf("a folder with %s", entry)
 		}
 	case st.Mode().IsRegular():
 		if readByte(path) == nil {
@@ -120,6 +125,28 @@ func content(path string) string {
 		}
 	case st.Mode()&os.ModeSocket != 0:
 		return "a socket"
+	}
+	return ""
+}
+
+// stranger names what a folder has besides the way to the worktree; empty: nothing. The worktree has its own path in a sandbox, so the
+// folders above it are there, and have nothing else in them. The one that it lies in is not looked at: the clone is there as well.
+func stranger(prefix, folder, worktree string) string {
+	entries, err := os.ReadDir(prefix + folder)
+	if err != nil {
+		return ""
+	}
+	rest, above := strings.CutPrefix(worktree, folder+"/")
+	next, _, further := strings.Cut(rest, "/")
+	for _, e := range entries {
+		switch {
+		case !above || further && e.Name() != next:
+			return e.Name()
+		case further:
+			if below := stranger(prefix, filepath.Join(folder, next), worktree); below != "" {
+				return filepath.Join(next, below)
+			}
+		}
 	}
 	return ""
 }
