@@ -72,10 +72,9 @@ func (r *rules) guardInside(path string) (n int, err error) {
 
 // insideSize is how many rules there are in a sandbox's own network namespace; 0 without the table.
 func (r *rules) insideSize(path string) (n int, err error) {
-	err = nftInside(path, func(c *nftables.Conn, _ int) error {
-		found, err := c.GetRules(r.insideTable(), &nftables.Chain{Name: insideOutput})
-		n = len(found)
-		return absent(err)
+	err = nftInside(path, func(_ *nftables.Conn, ns int) (err error) {
+		n, err = rulesIn(ns, r.insideTable(), insideOutput)
+		return err
 	})
 	if err != nil {
 		return 0, fmt.Errorf("looking at the rules inside: %w", err)

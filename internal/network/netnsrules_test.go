@@ -4,10 +4,12 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	goruntime "runtime"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/google/nftables"
 	"github.com/stretchr/testify/require"
 
 	"github.com/sandbox-agent/sandbox-agent/internal/runtime"
@@ -217,6 +219,53 @@ func TestP10RulesInsideThatSomebodyHasFlushedArePutBack(t *testing.T) {
 		require.Equal(t, Lapses{Restored: []string{"sb-shared"}}, found, name)
 		require.Equal(t, []string{"refused"}, s.tryAs("a command", targets), name)
 	}
+}
+
+func TestP16RulesInsideAreCountedWithoutAListOfThem(t *testing.T) {
+	s := newShared(t)
+	want := s.rec.Inside
+	require.NotZero(t, want)
+	const times, many = 10, 1000
+	table := "inet " + s.rules.routed.Name
+	batch := strings.Repeat("add rule "+table+" "+insideOutput+" counter\n", many)
+	for range times {
+		words := append(s.as("receiptd"), "nft", "-f", "-")
+		cmd := exec.Command(words[0], words[1:]...)
+		cmd.Stdin = strings.NewReader(batch)
+		out, err := cmd.CombinedOutput()
+		require.NoError(t, err, "%s", out)
+	}
+	allocated := func(look func()) uint64 {
+		var before, after goruntime.MemStats
+		goruntime.ReadMemStats(&before)
+		look()
+		goruntime.ReadMemStats(&after)
+		return after.TotalAlloc - before.TotalAlloc
+	}
+	listed := allocated(func() {
+		require.NoError(t, nftInside(s.rec.Namespace, func(c *nftables.Conn, _ int) error {
+			found, err := c.GetRules(s.rules.insideTable(), &nftables.Chain{Name: insideOutput})
+			require.Len(t, found, want+times*many)
+			return err
+		}))
+	})
+	counted := allocated(func() {
+		n, err := s.rules.insideSize(s.rec.Namespace)
+		require.NoError(t, err)
+		require.Equal(t, want+times*many, n)
+	})
+	require.Less(t, counted, listed/10, "the look takes no more for more of them")
+	found, err := finders["by the look"](s)
+	require.NoError(t, err)
+	require.Equal(t, Lapses{Restored: []string{"sb-shared"}}, found)
+	n, err := s.rules.insideSize(s.rec.Namespace)
+	require.NoError(t, err)
+	require.Equal(t, want, n)
+	_, err = s.nft("receiptd", "delete table "+table)
+	require.NoError(t, err)
+	n, err = s.rules.insideSize(s.rec.Namespace)
+	require.NoError(t, err)
+	require.Zero(t, n)
 }
 
 func TestP10ASandboxThatCantHaveItsRulesInsideIsCutOff(t *testing.T) {
