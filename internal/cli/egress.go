@@ -204,17 +204,22 @@ func (p *probe) run(ctx context.Context, cl *client.Client, session string) erro
 // judge compares what came of a connection with what has to be.
 func (p *probe) judge(r *sandboxv1.ExecResult, host string) {
 	const tookTooLong = 124 // timeout(1)
-	told := slices.ContainsFunc(r.GetRefusedDestinations(), func(d string) bool {
+	refused := slices.IndexFunc(r.GetRefusedDestinations(), func(d string) bool {
 		return d == host || strings.HasPrefix(d, host+" ") || strings.HasPrefix(d, p.Target+"/")
 	})
+	told := refused >= 0
 	reached := r.GetStatus() == sandboxv1.ExecResult_EXITED && r.GetExitCode() == 0
 	switch {
 	case r.GetStatus() != sandboxv1.ExecResult_EXITED:
 		p.Detail = "the command did not end by itself: " + r.GetStatus().String()
 	case reached:
 		p.Detail, p.Holds = "it answers", p.Answers
+	case p.Answers && told:
+		p.Detail = "refused: " + r.GetRefusedDestinations()[refused]
+	case p.Answers && r.GetExitCode() == tookTooLong:
+		p.Detail = fmt.Sprintf("it does not answer within %d s", dialSeconds)
 	case p.Answers:
-		p.Detail = "it does not answer"
+		p.Detail = "it does not answer: " + firstLine(r.GetStderrText())
 	case r.GetExitCode() == tookTooLong:
 		p.Detail = "it is not refused, it hangs"
 	case p.told && !told:
@@ -222,6 +227,13 @@ func (p *probe) judge(r *sandboxv1.ExecResult, host string) {
 	default:
 		p.Detail, p.Holds = "refused", true
 	}
+}
+
+// firstLine is what bash said first of a connection that it did not get, quoted: it comes from a sandbox.
+func firstLine(stderr string) string {
+	const most = 200
+	line, _, _ := strings.Cut(stderr, "\n")
+	return strconv.Quote(line[:min(len(line), most)])
 }
 
 func showProbes(c *cli.Command, probes []probe) error {

@@ -34,6 +34,16 @@ func TestAProbeHoldsOnlyForTheRightReason(t *testing.T) {
 		require.Equal(t, c.holds, c.p.Holds, "%s: %s", name, c.p.Detail)
 		require.NotEmpty(t, c.p.Detail, name)
 	}
+	for detail, r := range map[string]*sandboxv1.ExecResult{
+		"refused: h (10.0.0.1 is private)":              exited(1, "h (10.0.0.1 is private)"),
+		"it does not answer within 10 s":                exited(124),
+		`it does not answer: "bash: \x1b no such name"`: {Status: sandboxv1.ExecResult_EXITED, ExitCode: 1, StderrText: "bash: \x1b no such name\nbash: more"},
+	} {
+		p := probe{Answers: true, Target: "h:1"}
+		p.judge(r, "h")
+		require.False(t, p.Holds)
+		require.Equal(t, detail, p.Detail)
+	}
 	require.Equal(t, 0, probeCode([]probe{{Holds: true, Code: 11}}))
 	require.Equal(t, exitProbeMetadata, probeCode([]probe{{Holds: true, Code: 11}, {Code: 14}, {Code: 14}}))
 	require.Equal(t, exitProbeSeveral, probeCode([]probe{{Code: 11}, {Code: 14}}))

@@ -81,7 +81,8 @@ func TestCNIsConfigurationIsTheOneThatIsUsed(t *testing.T) {
 	conf, bin := t.TempDir(), t.TempDir()
 	c := config.NetworkCNI{ConfDir: conf, BinDirs: []string{t.TempDir(), bin}}
 	require.Equal(t, No, lookAtCNI(config.NetworkCNI{ConfDir: filepath.Join(conf, "absent")}).Answer)
-	require.Equal(t, No, lookAtCNI(c).Answer, "no configuration")
+	require.Equal(t, nof("%s has no configuration", conf), lookAtCNI(c))
+	require.Equal(t, conf+" has no configuration named x", lookAtCNI(config.NetworkCNI{ConfDir: conf, Network: "x"}).Detail)
 	write := func(name, text string) {
 		require.NoError(t, os.WriteFile(filepath.Join(conf, name), []byte(text), 0o600))
 	}

@@ -254,7 +254,14 @@ func lookAtCNI(c config.NetworkCNI) Fact {
 			return judgeCNI(list, c.BinDirs)
 		}
 	}
-	return nof("%s has no configuration %s", c.ConfDir, c.Network)
+	return nof("%s has no configuration%s", c.ConfDir, named(c.Network))
+}
+
+func named(network string) string {
+	if network == "" {
+		return ""
+	}
+	return " named " + network
 }
 
 // cniConfiguration is what is looked at of a configuration, a list of plugins or a single one.

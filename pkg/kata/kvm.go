@@ -33,7 +33,7 @@ func tryKVM(path string) Item {
 	it := Item{Name: "kvm"}
 	fd, err := unix.Open(path, unix.O_RDWR|unix.O_CLOEXEC, 0)
 	if err != nil {
-		return it.no(err, "load kvm_intel or kvm_amd; turn on virtualisation in the firmware, or nested virtualisation on the host of this machine")
+		return it.no(fmt.Errorf("opening %s: %w", path, err), "load kvm_intel or kvm_amd; turn on virtualisation in the firmware, or nested virtualisation on the host of this machine")
 	}
 	defer unix.Close(fd)
 	version, err := unix.IoctlRetInt(fd, kvmGetAPIVersion)

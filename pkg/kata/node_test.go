@@ -148,7 +148,7 @@ func TestKVMIsTriedForReal(t *testing.T) {
 	it := tryKVM("/dev/kvm")
 	if _, err := os.Stat("/dev/kvm"); err != nil {
 		require.Equal(t, No, it.Answer)
-		require.Contains(t, it.Detail, "no such file")
+		require.Equal(t, "opening /dev/kvm: no such file or directory", it.Detail)
 		require.Contains(t, it.Remedy, "kvm_intel or kvm_amd")
 		t.Skip("this machine has no /dev/kvm: that an instruction runs is tried where there is one")
 	}
