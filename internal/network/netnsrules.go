@@ -108,7 +108,10 @@ func (m *Manager) renewInside(rec *Record) error {
 		return err
 	}
 	rec.Inside = n
-	return m.records().write(rec)
+	if err := m.records().write(rec); err != nil { // a full disk: the rules themselves stand
+		m.log.Warn("whether the rules inside a sandbox are as this agent leaves them can't be kept for the next one", "error", err)
+	}
+	return nil
 }
 
 // lapseInside notes what has become of a sandbox whose rules inside were looked at.

@@ -308,3 +308,21 @@ func TestTheNextAgentSetsTheRulesInsideByItsOwnList(t *testing.T) {
 	require.Empty(t, s.restore(), "that is nobody's attack")
 	require.Equal(t, []string{"reached x", "refused"}, s.tryAs("a command", targets))
 }
+
+func TestASandboxWhoseRecordCantBeWrittenKeepsItsRulesInsideAndItsNetwork(t *testing.T) {
+	s := newShared(t)
+	s.serve(s.rec.Namespace, "tcp 127.0.0.1 4711")
+	web := s.serve(s.World, "tcp "+netlab.Web+" 80")
+	o := s.opts
+	o.Listeners.TCP = append(o.Listeners.TCP, 4711) // another number of rules
+	again, err := New(o)
+	require.NoError(t, err)
+	s.Manager = again
+	inTheWay := s.records().path("sb-shared") + unfinished
+	require.NoError(t, os.Mkdir(inTheWay, 0o700))
+	found, err := s.Restore()
+	require.NoError(t, err)
+	require.Empty(t, found)
+	require.Equal(t, []string{"refused", "reached x"}, s.tryAs("a command", append([]string{"tcp 127.0.0.1 4711"}, web...)))
+	require.NoError(t, os.Remove(inTheWay))
+}
