@@ -5,6 +5,7 @@ import (
 	"os"
 	"os/exec"
 	"regexp"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -132,7 +133,11 @@ Not run:
 	}
 	b.WriteString("\nThe packages whose tests run in the guests, and which of them in every run:\n\n")
 	for _, s := range suites {
-		fmt.Fprintf(&b, "- %s: %s (`%s`);\n", s.pkg, s.what, s.run)
+		once := ""
+		if s.once != "" {
+			once = fmt.Sprintf("; of that `%s` on %s only, unless kernels are named", s.once, thorough)
+		}
+		fmt.Fprintf(&b, "- %s: %s (`%s`%s);\n", s.pkg, s.what, s.run, once)
 	}
 	b.WriteString("\nA test may be skipped in a guest because\n\n")
 	for _, l := range guestLacks {
@@ -235,12 +240,18 @@ func TestTheMatrixNamesWhatThereIs(t *testing.T) {
 	for _, s := range suites {
 		out, err := exec.Command("grep", "-rhoE", "--include=*_test.go", `^func Test[A-Za-z0-9_]+`, s.pkg).Output()
 		require.NoError(t, err, s.pkg)
-		matches := 0
+		everywhere, once := 0, 0
 		for name := range strings.FieldsSeq(strings.ReplaceAll(string(out), "func ", "")) {
-			if regexp.MustCompile(s.run).MatchString(name) {
-				matches++
+			switch {
+			case !regexp.MustCompile(s.run).MatchString(name):
+			case s.once != "" && regexp.MustCompile(s.once).MatchString(name):
+				once++
+			default:
+				everywhere++
 			}
 		}
-		require.Positive(t, matches, "%s: no test of it is a part of every run", s.pkg)
+		require.Positive(t, everywhere, "%s: no test of it is a part of every run", s.pkg)
+		require.Equal(t, s.once != "", once > 0, "%s: what is tried on one kernel only is a part of every run", s.pkg)
 	}
+	require.True(t, slices.ContainsFunc(vm.List(), func(l vm.Listed) bool { return l.Name == thorough && l.Always }), "every run has the kernel on which the whole part is tried")
 }
