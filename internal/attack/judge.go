@@ -100,7 +100,7 @@ func lastLine(text string) string {
 
 // printable is for what a command wrote: it does not get to a terminal as it is.
 func printable(s string) string {
-	const most = 300
+	const most = 1000
 	s = strings.Map(func(r rune) rune {
 		if r < ' ' || r == 0x7f || r >= 0x80 && r < 0xa0 {
 			return '?'

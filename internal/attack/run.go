@@ -65,7 +65,7 @@ func Start(ctx context.Context, o Options) (r *Runner, err error) {
 		Resources: &sandboxv1.Resources{MemoryBytes: MemoryMiB << 20, Pids: Pids},
 	})
 	if err != nil {
-		return nil, errors.Join(err, g.remove())
+		return nil, errors.Join(err, forget(ctx, o.Client, g), g.remove())
 	}
 	s := &session{client: o.Client, id: created.GetSessionId(), sandbox: created.GetSandbox().GetId(), generation: created.GetGeneration()}
 	// With what the agent keeps for the worktree: nobody needs it any more.
@@ -89,6 +89,15 @@ func Start(ctx context.Context, o Options) (r *Runner, err error) {
 		r.words["making"] = "" // a kernel of the sandbox's own may have them, and they are none of the node's then
 	}
 	return r, nil
+}
+
+// forget has the agent give up what it may keep for the worktree of a session that could not be made.
+func forget(ctx context.Context, c *client.Client, g *grounds) error {
+	_, err := c.DeleteWorkspace(context.WithoutCancel(ctx), &sandboxv1.DeleteWorkspaceRequest{Worktree: g.worktree, Force: true})
+	if errors.Is(err, client.ErrNotFound) {
+		return nil
+	}
+	return err
 }
 
 // statusOf is what the agent says of a runtime: what it does not keep, and whose kernel commands run on.
