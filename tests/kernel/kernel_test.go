@@ -180,11 +180,18 @@ func (b *bench) test(t *testing.T, c chosenKernel) {
 	b.results[c.Name] = r
 	b.mu.Unlock()
 	g := guests{bench: b, kernel: c, result: r}
-	if len(b.runs) > 0 {
-		t.Run("suites", g.suites)
+	runs := g.ofSuites()
+	together, alone := chosenVariations()
+	// Much of a short run is boots: its suites and the nodes of one boot share a guest.
+	var shared *guest
+	if !*flagFull && len(runs) > 0 && len(together) > 0 {
+		shared = g.boot(t, "all", plan.Plan{Runs: append(slices.Clone(runs), together.run(t))}, variation{})
 	}
-	if *flagVariations != "none" {
-		t.Run("variations", g.variations)
+	if len(runs) > 0 {
+		t.Run("suites", func(t *testing.T) { g.suites(t, runs, shared) })
+	}
+	if len(together)+len(alone) > 0 {
+		t.Run("variations", func(t *testing.T) { g.variations(t, together, alone, shared) })
 	}
 }
 
@@ -195,9 +202,16 @@ type guests struct {
 	result *result
 }
 
-// boot boots a guest that follows a plan, and gives what each of its programs said. What it said is also there when it came to a
-// bad end, which is err.
-func (g guests) boot(t *testing.T, name string, p plan.Plan, v variation) (said *vm.Results, done string, err error) {
+// guest is what came of one.
+type guest struct {
+	said *vm.Results
+	done string // its last line: the programs' exit codes
+	err  error  // its bad end; what it said before is there all the same
+}
+
+// boot boots a guest that follows a plan.
+func (g guests) boot(t *testing.T, name string, p plan.Plan, v variation) *guest {
+	t.Helper()
 	dir := filepath.Join(g.dir, g.kernel.Name, name)
 	require.NoError(t, os.RemoveAll(dir))
 	require.NoError(t, os.MkdirAll(dir, 0o755))
@@ -206,7 +220,7 @@ func (g guests) boot(t *testing.T, name string, p plan.Plan, v variation) (said 
 	require.NoError(t, err)
 	lacks := func(m string) bool { return slices.Contains(v.without, m) }
 	in := vm.Initramfs{Init: filepath.Join(g.dir, "init"), Plan: text}
-	needed, optional := vm.Modules, append([]string{"overlay"}, vm.NetworkModules...)
+	needed, optional := vm.Modules, slices.Concat([]string{"overlay"}, vm.NetworkModules, vm.TapModules)
 	if g.kernel.Own {
 		needed, optional = vm.BootModules, append(optional, vm.NodeModules...)
 	}
@@ -221,18 +235,17 @@ func (g guests) boot(t *testing.T, name string, p plan.Plan, v variation) (said 
 	log, err := os.Create(filepath.Join(dir, "said.log"))
 	require.NoError(t, err)
 	defer log.Close()
-	said = &vm.Results{}
+	said := &vm.Results{}
 	m := vm.Machine{Kernel: image, Initramfs: initramfs, Disk: filepath.Join(g.dir, "root.ext4"), Append: strings.TrimSpace(v.boot + " " + *flagAppend), Dir: dir}
-	done, err = m.Boot(ctx, func(line string) {
+	done, err := m.Boot(ctx, func(line string) {
 		fmt.Fprintln(log, line)
 		said.Line(line)
 	})
-	return said, done, err
+	return &guest{said, done, err}
 }
 
-// suites runs the packages' tests, and repeats what came of each as a subtest.
-func (g guests) suites(t *testing.T) {
-	var runs []plan.Run
+// ofSuites are the packages' test programs that this kernel is to run.
+func (g guests) ofSuites() (runs []plan.Run) {
 	for _, r := range g.runs {
 		i := slices.IndexFunc(suites, func(s suite) bool { return s.pkg == r.Name })
 		if suites[i].agent && older(g.kernel.Version, tooOld.before) {
@@ -243,29 +256,44 @@ func (g guests) suites(t *testing.T) {
 		}
 		runs = append(runs, r)
 	}
-	said, done, err := g.boot(t, "suites", plan.Plan{Runs: runs}, variation{})
+	return runs
+}
+
+// suites runs the packages' tests, if the guest of all has not, and repeats what came of each as a subtest.
+func (g guests) suites(t *testing.T, runs []plan.Run, in *guest) {
+	if in == nil {
+		in = g.boot(t, "suites", plan.Plan{Runs: runs}, variation{})
+	}
 	for _, r := range runs {
-		lines, began := said.Of(r.Name)
+		lines, began := in.said.Of(r.Name)
 		t.Run(strings.ReplaceAll(r.Name, "/", "-"), func(t *testing.T) {
-			require.True(t, began || err == nil, "the guest ended before")
+			require.True(t, began || in.err == nil, "the guest ended before")
 			tests, readErr := vm.ReadTests(r.Name, lines)
 			require.NoError(t, readErr)
 			g.result.add(r.Name, counts(tests.Count()))
 			tests.Repeat(t, guestLacksRE.MatchString)
-			if code := r.Name + "=0"; err == nil && !t.Failed() && !slices.Contains(strings.Fields(done), code) {
-				t.Errorf("the test program failed and no test of it: %s\n%s", done, strings.Join(lines[max(0, len(lines)-30):], "\n"))
+			if code := r.Name + "=0"; in.err == nil && !t.Failed() && !slices.Contains(strings.Fields(in.done), code) {
+				t.Errorf("the test program failed and no test of it: %s\n%s", in.done, strings.Join(lines[max(0, len(lines)-30):], "\n"))
 			}
 		})
 	}
-	if err != nil {
-		t.Errorf("%s: %v\nthe last that it said:\n%s", g.kernel.Version, err, said.Last())
+	if in.err != nil {
+		t.Errorf("%s: %v\nthe last that it said:\n%s", g.kernel.Version, in.err, in.said.Last())
 	}
 }
 
-// variations tries nodes on which something is otherwise: those of one boot together, the others each in a guest of its own.
-func (g guests) variations(t *testing.T) {
-	var together []seen.Change
-	var alone []variation
+// observing are the changes that one run of the observer makes.
+type observing []seen.Change
+
+func (changes observing) run(t *testing.T) plan.Run {
+	t.Helper()
+	stdin, err := json.Marshal(changes)
+	require.NoError(t, err)
+	return plan.Run{Name: "observe", Dir: "/", Argv: []string{observer}, Stdin: string(stdin)}
+}
+
+// chosenVariations are nodes on which something is otherwise: those of one boot, and those of a boot of their own.
+func chosenVariations() (together observing, alone []variation) {
 	for _, v := range variations {
 		switch {
 		case *flagVariations != "" && !slices.Contains(strings.Split(*flagVariations, "; "), v.Name):
@@ -276,22 +304,26 @@ func (g guests) variations(t *testing.T) {
 			alone = append(alone, v)
 		}
 	}
+	return together, alone
+}
+
+// variations tries them. in is the guest of those of one boot, if it has been.
+func (g guests) variations(t *testing.T, together observing, alone []variation, in *guest) {
 	if len(together) > 0 {
-		g.vary(t, variation{}, together)
+		g.vary(t, variation{}, together, in)
 	}
 	for _, v := range alone {
-		g.vary(t, v, []seen.Change{v.Change})
+		g.vary(t, v, observing{v.Change}, nil)
 	}
 }
 
-// vary boots a guest with a variation of the boot, and judges what it saw under the changes.
-func (g guests) vary(t *testing.T, v variation, changes []seen.Change) {
-	stdin, err := json.Marshal(changes)
-	require.NoError(t, err)
-	p := plan.Plan{CgroupV1: v.cgroupV1, Runs: []plan.Run{{Name: "observe", Dir: "/", Argv: []string{observer}, Stdin: string(stdin)}}}
-	said, _, err := g.boot(t, "vary-"+fileName(v.Name), p, v)
+// vary boots a guest with a variation of the boot, if it has not been, and judges what it saw under the changes.
+func (g guests) vary(t *testing.T, v variation, changes observing, in *guest) {
+	if in == nil {
+		in = g.boot(t, "vary-"+fileName(v.Name), plan.Plan{CgroupV1: v.cgroupV1, Runs: []plan.Run{changes.run(t)}}, v)
+	}
 	results := map[string]seen.Result{}
-	lines, _ := said.Of("observe")
+	lines, _ := in.said.Of("observe")
 	for _, line := range lines {
 		if text, ok := strings.CutPrefix(line, seen.Mark); ok {
 			var r seen.Result
@@ -302,7 +334,7 @@ func (g guests) vary(t *testing.T, v variation, changes []seen.Change) {
 	for _, c := range changes {
 		t.Run(c.Name, func(t *testing.T) {
 			r, there := results[c.Name]
-			require.True(t, there, "the guest did not try it: %v\n%s", err, said.Last())
+			require.True(t, there, "the guest did not try it: %v\n%s", in.err, in.said.Last())
 			verdict, problems := judge(g.kernel.Kernel, find(c.Name), r)
 			g.result.vary(c.Name, verdict)
 			if r.NotRun != "" {
@@ -311,8 +343,8 @@ func (g guests) vary(t *testing.T, v variation, changes []seen.Change) {
 			require.Empty(t, problems)
 		})
 	}
-	if err != nil {
-		t.Errorf("%s, %s: %v", g.kernel.Version, v.Name, err)
+	if in.err != nil {
+		t.Errorf("%s, %s: %v", g.kernel.Version, v.Name, in.err)
 	}
 }
 

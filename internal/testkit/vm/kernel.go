@@ -26,6 +26,9 @@ var NodeModules = []string{"tcp_diag", "udp_diag", "veth", "kvm_amd", "vhost_vso
 // Modules are both.
 var Modules = slices.Concat(BootModules, NodeModules)
 
+// TapModules are what leads a machine's frames to the network of a sandbox, as Kata does. Debian's kernels have them all.
+var TapModules = []string{"tun", "sch_ingress", "cls_u32", "act_mirred"}
+
 // NetworkModules are what a node's networks load; kernels differ in which of them they have.
 var NetworkModules = []string{
 	"bridge", "nf_tables", "nf_conntrack_netlink", "nfnetlink_log", "nft_ct", "nft_fib_inet", "nft_fib_netdev", "nft_reject_inet", "nft_reject_netdev",

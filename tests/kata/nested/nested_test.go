@@ -68,7 +68,7 @@ func TestOnEmulatedNodes(t *testing.T) {
 	for name, n := range map[string]node{
 		"Kata": {
 			suite: "tests/kata/vm", args: kataArgs(), env: append([]string{"SANDBOX_TEST_KATA=1"}, slow...), memory: 2560,
-			modules: slices.Concat(tapModules, []string{"fuse", "overlay"}), optional: vm.NetworkModules, add: addKata,
+			modules: slices.Concat(vm.TapModules, []string{"fuse", "overlay"}), optional: vm.NetworkModules, add: addKata,
 		},
 		"Runc": {suite: "internal/runtime/containerd", args: append(pattern(runcTests), "-test.skip", tooMuch), env: slow, memory: 2048, modules: []string{"overlay"}},
 	} {

@@ -53,9 +53,6 @@ hypervisor_name = "qemu"
 sandbox_cgroup_only = true
 `
 
-// tapModules are what a shim connects a VM with (tests/kata/shim/vm).
-var tapModules = []string{"tun", "sch_ingress", "cls_u32", "act_mirred"}
-
 // guestModules are what a guest on a node has.
 var guestModules = []string{"virtio_pci", "virtiofs", "virtio_net", "vmw_vsock_virtio_transport", "vsock_loopback"}
 
