@@ -203,7 +203,11 @@ func TestNothingIsLeftOfWhatIsAttacked(t *testing.T) {
 	var st unix.Stat_t
 	require.NoError(t, unix.Stat(g.worktree, &st))
 	require.EqualValues(t, owner, st.Uid)
-	w, err := newWitness(t.Context(), g)
+	self, err := os.Executable()
+	require.NoError(t, err)
+	_, err = newWitness(t.Context(), g, filepath.Join(top, "no-such-program"))
+	require.ErrorContains(t, err, "starting a canary")
+	w, err := newWitness(t.Context(), g, self)
 	require.NoError(t, err)
 	require.Len(t, processes(w.canaryWord), 1)
 	w.stop()

@@ -120,7 +120,7 @@ func newRunner(ctx context.Context, p Place, g *grounds, program string) (*Runne
 	if err := copyProgram(g, program, helper); err != nil {
 		return nil, fmt.Errorf("putting the attacker into the worktree: %w", err)
 	}
-	w, err := newWitness(ctx, g)
+	w, err := newWitness(ctx, g, program)
 	if err != nil {
 		return nil, err
 	}

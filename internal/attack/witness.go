@@ -34,38 +34,47 @@ type witness struct {
 	reached []string
 }
 
-// newWitness starts the canaries: a listener of each kind on the node, and a process.
-func newWitness(ctx context.Context, g *grounds) (w *witness, err error) {
-	w = &witness{g: g, canaryWord: "canary-of-" + filepath.Base(g.dir)}
-	defer func() {
-		if err != nil {
-			w.stop()
-		}
-	}()
+// newWitness starts the canaries: a listener of each kind on the node, and a process, of a program that imports package inside (the agent's
+// image has no other one).
+func newWitness(ctx context.Context, g *grounds, program string) (*witness, error) {
+	w := &witness{g: g, canaryWord: "canary-of-" + filepath.Base(g.dir)}
+	if err := w.start(ctx, program); err != nil {
+		w.stop()
+		return nil, err
+	}
+	return w, nil
+}
+
+func (w *witness) start(ctx context.Context, program string) (err error) {
 	var lc net.ListenConfig
-	for _, l := range []struct{ network, address string }{{"tcp", "127.0.0.1:0"}, {"unix", "@" + filepath.Base(g.dir)}, {"unix", w.socket()}} {
+	for _, l := range []struct{ network, address string }{{"tcp", "127.0.0.1:0"}, {"unix", "@" + filepath.Base(w.g.dir)}, {"unix", w.socket()}} {
 		listener, err := lc.Listen(ctx, l.network, l.address)
 		if err != nil {
-			return nil, fmt.Errorf("listening as a canary: %w", err)
+			return fmt.Errorf("listening as a canary: %w", err)
 		}
 		w.listeners = append(w.listeners, listener)
 		go w.accept(listener)
 	}
 	if w.packets, err = lc.ListenPacket(ctx, "udp", "127.0.0.1:0"); err != nil {
-		return nil, fmt.Errorf("listening as a canary: %w", err)
+		return fmt.Errorf("listening as a canary: %w", err)
 	}
 	go w.receive()
 	// Everybody on the node may connect, so that it is the sandbox that keeps a command from it.
 	if err := chmodSocket(w.socket()); err != nil {
-		return nil, err
+		return err
 	}
-	w.canary = exec.CommandContext(ctx, "sleep", "3600")
+	w.canary = exec.CommandContext(ctx, program, inside.Word, "wait")
 	w.canary.Args[0] = w.canaryWord
-	if err := w.canary.Start(); err != nil {
-		w.canary = nil
-		return nil, fmt.Errorf("starting a canary: %w", err)
+	// It ends with whoever has the other end, however that ends.
+	_, err = w.canary.StdinPipe()
+	if err == nil {
+		err = w.canary.Start()
 	}
-	return w, nil
+	if err != nil {
+		w.canary = nil
+		return fmt.Errorf("starting a canary: %w", err)
+	}
+	return nil
 }
 
 // chmodSocket goes by a descriptor, since a socket can't be opened but for its path.

@@ -55,6 +55,7 @@ var attacks = map[string]func(a *attacker, args []string) error{
 	"setid":       setid,
 	"sockets":     sockets,
 	"stay":        stay,
+	"wait":        wait,
 }
 
 // Init ends the program as an attacker if that is what it was started for. Call it first in main.
@@ -77,6 +78,12 @@ func Main(args []string, stdout, stderr io.Writer) int {
 	}
 	fmt.Fprintf(stdout, Tried+"%d\n", a.tried)
 	return 0
+}
+
+// wait is no attack: it is there to be seen, until its standard input ends.
+func wait(*attacker, []string) error {
+	_, err := io.Copy(io.Discard, os.Stdin)
+	return err
 }
 
 // number reads an argument that is a positive number.
