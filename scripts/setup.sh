@@ -2,7 +2,7 @@
 # Installs what this project needs from Debian's packages and checks the Go toolchain. It can be run again at any
 # time, and it does nothing, without a network, when everything is there.
 #
-#   scripts/setup.sh [build|test|lint|generate|kernel|runtimes|kube]...      (no argument: build)
+#   scripts/setup.sh [build|test|lint|generate|kernel|runtimes|kube|image]...      (no argument: build)
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 
@@ -53,7 +53,7 @@ for kind in "$@"; do
       need_commands "${runtimes[@]}"
       files+=(/usr/include/seccomp.h:libseccomp-dev) # runc links it
       ;;
-    *) die "unknown kind \"$kind\": build, test, lint, generate, kernel, runtimes or kube" ;;
+    *) die "unknown kind \"$kind\": build, test, lint, generate, kernel, runtimes, kube or image" ;;
   esac
 done
 for pair in "${files[@]}"; do
