@@ -136,6 +136,7 @@ func (b *bench) stage(t *testing.T) {
 	require.NoError(t, root.AddProduct())
 	require.NoError(t, vm.BuildInit(filepath.Join(b.dir, "init")))
 	require.NoError(t, vm.Build(false, root.Path(observer), "./tests/kernel/observe"))
+	require.NoError(t, root.AddRuntime("cni"))
 	for _, s := range suites {
 		asked := slices.Contains(strings.Split(*flagSuites, ","), s.pkg)
 		if *flagSuites != "" && !asked || s.onlyFull && !*flagFull && !asked {
@@ -220,7 +221,7 @@ func (g guests) boot(t *testing.T, name string, p plan.Plan, v variation) *guest
 	require.NoError(t, err)
 	lacks := func(m string) bool { return slices.Contains(v.without, m) }
 	in := vm.Initramfs{Init: filepath.Join(g.dir, "init"), Plan: text}
-	needed, optional := vm.Modules, slices.Concat([]string{"overlay"}, vm.NetworkModules, vm.TapModules)
+	needed, optional := vm.Modules, slices.Concat([]string{"overlay", "br_netfilter"}, vm.NetworkModules, vm.TapModules)
 	if g.kernel.Own {
 		needed, optional = vm.BootModules, append(optional, vm.NodeModules...)
 	}

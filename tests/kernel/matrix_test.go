@@ -46,7 +46,7 @@ const thorough = "6.12-cloud"
 // matrix.
 var guestLacks = []struct{ reason, why string }{
 	{`needs (gcc|npm|cpio|busybox|gdb|strace|runc|crun|bwrap|go|jq)\b`, "a guest has the programs of a small node, and no compiler"},
-	{`needs a container runtime`, "a guest has no containerd and no plugins of CNI"},
+	{`needs a container runtime`, "a guest has no containerd, and the plugins of CNI where the machine has them"},
 	{`needs cgroup v1`, "guests have cgroup v2; one of the variations has v1"},
 	{`needs a Git that has the reftable format`, "the machine's Git is the guest's"},
 	{`came with Linux [0-9]`, "the kernel is older than the feature table says (internal/nodecheck/feature)"},

@@ -52,6 +52,19 @@ func (r Root) AddProduct() error {
 	return errors.Join(append(all, r.Program("/lib64/ld-linux-x86-64.so.2"))...)
 }
 
+// AddRuntime copies a part of scripts/containerd.sh, and the script, by which the guest's tests find it. Where the host has not
+// built it, the guest does not have it either.
+func (r Root) AddRuntime(part string) error {
+	const script = "scripts/containerd.sh"
+	out, err := exec.Command(script, "-n", part).Output()
+	if err != nil {
+		return nil // the tests that need it are skipped, and say so
+	}
+	runtimes := r.Path("root/.cache/sandbox-agent/runtimes")
+	return errors.Join(os.MkdirAll(runtimes, 0o755), os.MkdirAll(r.Path("src/scripts"), 0o755),
+		Run("cp", "-r", strings.TrimSpace(string(out)), runtimes), Run("cp", script, r.Path("src/scripts")))
+}
+
 // AddSuite builds a package's tests and puts them into the root file system, in a folder like that of the package, with the
 // package's own files. args are the test program's.
 func (r Root) AddSuite(pkg string, args ...string) (plan.Run, error) {
