@@ -59,11 +59,11 @@ test-kernel: ## promises and attacks on Linux 5.10 to the newest, in emulated gu
 	@$(if $(KERNEL),true,scripts/kernels.sh)
 	@KERNEL="$(abspath $(KERNEL))" MODULES="$(abspath $(MODULES))" go test ./tests/kernel -run TestKernels -count=1 -v -timeout 3h $(if $(KERNEL),-own,-kernels "$(KERNELS)") $(KERNELFLAGS)
 
-test-kernel-all: ## all kernels (also 6.18, generic, rt), whole suites, every variation; writes docs/kernels.md
+test-kernel-all: ## all kernels (also 6.18, generic, rt), and every variation on each; writes docs/kernels.md (KERNELFLAGS=-full: whole suites, for hours)
 	@scripts/need-root.sh "make test-kernel-all"
 	@scripts/setup.sh build kernel
 	@scripts/kernels.sh --set all
-	@go test ./tests/kernel -run TestKernels -count=1 -v -timeout 12h -full -write -kernels "$(KERNELS)" $(KERNELFLAGS)
+	@go test ./tests/kernel -run TestKernels -count=1 -v -timeout 12h -all -write -kernels "$(KERNELS)" $(KERNELFLAGS)
 
 test-kata: ## sandboxes in Kata's virtual machines, on a node with KVM and Kata Containers (elsewhere: skipped, with the reason)
 	@scripts/need-root.sh "make test-kata"

@@ -5,7 +5,8 @@
 // "variations" (a node on which something is switched off: what "sandbox-agent check" says of it, and what then really happens).
 //
 //	go test ./tests/kernel                               the part of every run, on the kernels of every run
-//	go test ./tests/kernel -full                         everything, on all kernels (make test-kernel-all)
+//	go test ./tests/kernel -all                          that on all kernels, and every variation on each (make test-kernel-all)
+//	go test ./tests/kernel -full                         the same with whole suites, which takes hours
 //	go test ./tests/kernel -kernels "6.1 newest-rt"      some of them
 //	KERNEL=vmlinuz MODULES=lib/modules/VERSION go test ./tests/kernel -own    one's own
 //

@@ -23,8 +23,9 @@ import (
 )
 
 var (
-	flagKernels    = flag.String("kernels", "", "names or version prefixes of kernels, with spaces between (default: those of every run, with -full all)")
-	flagFull       = flag.Bool("full", false, "whole suites, and every variation on every kernel")
+	flagKernels    = flag.String("kernels", "", "names or version prefixes of kernels, with spaces between (default: those of every run, with -all and -full all)")
+	flagAll        = flag.Bool("all", false, "all kernels, and every variation on each")
+	flagFull       = flag.Bool("full", false, "the same with whole suites: hours")
 	flagOwn        = flag.Bool("own", false, "the kernel of the environment: KERNEL=vmlinuz MODULES=lib/modules/VERSION")
 	flagWrite      = flag.Bool("write", false, "write docs/kernels.md")
 	flagCache      = flag.String("cache", "", "where scripts/kernels.sh has put the kernels (default: the user's cache)")
@@ -106,12 +107,15 @@ func chosenKernels(t *testing.T) (out []chosenKernel) {
 		is := func(w string) bool {
 			return w == l.Name || strings.HasPrefix(l.Name, w+"-") || strings.HasPrefix(f.Version, w+".")
 		}
-		if len(wanted) == 0 && (l.Always || *flagFull) || slices.ContainsFunc(wanted, is) {
+		if len(wanted) == 0 && (l.Always || everywhere()) || slices.ContainsFunc(wanted, is) {
 			out = append(out, chosenKernel{l, f, err})
 		}
 	}
 	return out
 }
+
+// everywhere says whether what is not part of every run is tried, too.
+func everywhere() bool { return *flagAll || *flagFull }
 
 // bench is what all guests are made of, and what came of them.
 type bench struct {
@@ -298,7 +302,7 @@ func chosenVariations() (together observing, alone []variation) {
 	for _, v := range variations {
 		switch {
 		case *flagVariations != "" && !slices.Contains(strings.Split(*flagVariations, "; "), v.Name):
-		case !v.every && !*flagFull && *flagVariations == "":
+		case !v.every && !everywhere() && *flagVariations == "":
 		case !v.ofBoot():
 			together = append(together, v.Change)
 		default:

@@ -96,7 +96,7 @@ type variation struct {
 	// change that is made and taken back in one guest.
 	boot     string
 	cgroupV1 bool
-	// every: it is tried on each kernel of every run, and the others with -full.
+	// every: it is tried on each kernel of every run, and the others with -all.
 	every   bool
 	without []string
 	expect  []expectation

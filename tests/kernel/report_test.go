@@ -112,7 +112,7 @@ Written by the tests themselves (` + "`make test-kernel-all`, tests/kernel" + `)
 kernel boots under qemu's software emulation with pure cgroup v2, the product's own programs, the embedded runtime and Git. A
 result stays until the same is run again, or the kernel is a newer one.
 
-- ` + "`make test-kernel`" + `: the kernels of every run. ` + "`make test-kernel-all`" + `: all of them, whole suites, every variation.
+- ` + "`make test-kernel`" + `: the kernels of every run. ` + "`make test-kernel-all`" + `: all of them, and every variation on each (with KERNELFLAGS=-full: whole suites).
 - ` + "`KERNELS=\"6.1 newest-rt\" make test-kernel`" + `: some. ` + "`KERNEL=/path/to/vmlinuz MODULES=/path/to/lib/modules/VERSION make test-kernel`" + `:
   one's own. It needs virtio (PCI, block, console) and ext4, as modules or built in.
 - Debian's packages are resolved through each suite's metapackage (internal/testkit/vm/kernels.txt) and verified by apt; the
