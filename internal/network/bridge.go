@@ -11,7 +11,6 @@ import (
 	"syscall"
 
 	"github.com/vishvananda/netlink"
-	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
 	"github.com/sandbox-agent/sandbox-agent/internal/runtime/crashpoint"
@@ -204,9 +203,9 @@ func (m *Manager) forward() error {
 
 // makePair makes both sides, with the sandbox's in its namespace; both are down.
 func (m *Manager) makePair(rec *Record) (netlink.Link, error) {
-	ns, err := netns.GetFromPath(rec.Namespace)
+	ns, err := openNamespace(rec.Namespace)
 	if err != nil {
-		return nil, fmt.Errorf("opening the network namespace %s: %w", rec.Namespace, err)
+		return nil, err
 	}
 	defer ns.Close()
 	name := hostName(rec.ID)

@@ -60,11 +60,20 @@ func isBound(path string) bool {
 	return unix.Statfs(path, &st) == nil && st.Type == unix.NSFS_MAGIC
 }
 
-// inside is a netlink handle in a bound namespace. No goroutine's namespace changes: only its sockets are there.
-func inside(path string) (*netlink.Handle, error) {
+// openNamespace is a descriptor of a bound namespace.
+func openNamespace(path string) (netns.NsHandle, error) {
 	ns, err := netns.GetFromPath(filepath.Clean(path))
 	if err != nil {
-		return nil, fmt.Errorf("opening the network namespace %s: %w", path, err)
+		return ns, fmt.Errorf("opening the network namespace %s: %w", path, err)
+	}
+	return ns, nil
+}
+
+// inside is a netlink handle in a bound namespace. No goroutine's namespace changes: only its sockets are there.
+func inside(path string) (*netlink.Handle, error) {
+	ns, err := openNamespace(path)
+	if err != nil {
+		return nil, err
 	}
 	defer ns.Close()
 	h, err := netlink.NewHandleAt(ns, unix.NETLINK_ROUTE)

@@ -3,10 +3,8 @@ package network
 import (
 	"errors"
 	"fmt"
-	"path/filepath"
 
 	"github.com/google/nftables"
-	"github.com/vishvananda/netns"
 
 	"github.com/sandbox-agent/sandbox-agent/pkg/nsexec"
 )
@@ -36,50 +34,54 @@ func (r *rules) insideRules() ([]compiled, error) {
 	return untold(r.list.Inside([]uint32{sandboxRoot, outside}), insideLayer), nil
 }
 
-// nftInside calls f with a connection to the nftables of a bound network namespace, and with its descriptor.
-func nftInside(path string, f func(c *nftables.Conn, ns int) error) error {
-	ns, err := netns.GetFromPath(filepath.Clean(path))
-	if err != nil {
-		return fmt.Errorf("opening the network namespace %s: %w", path, err)
-	}
-	defer ns.Close()
-	c, err := dialNFT(nftables.WithNetNSFd(int(ns)))
-	if err != nil {
-		return err
-	}
-	return f(c, int(ns))
-}
-
 // guardInside sets the rules in a sandbox's own network namespace, whatever is there, in one transaction, and says how many there are.
 func (r *rules) guardInside(path string) (n int, err error) {
 	list, err := r.insideRules()
 	if err != nil {
 		return 0, err
 	}
-	return len(list), nftInside(path, func(c *nftables.Conn, _ int) error {
-		t := r.insideTable()
-		c.AddTable(t) // so that there is one to delete
-		c.DelTable(t)
-		c.AddTable(t)
-		policy := nftables.ChainPolicyAccept
-		chain := c.AddChain(&nftables.Chain{
-			Table: t, Name: insideOutput, Type: nftables.ChainTypeFilter, Hooknum: nftables.ChainHookOutput, Priority: nftables.ChainPriorityRef(-10), Policy: &policy,
-		})
-		addRules(c, chain, list)
-		return unflushed(c.Flush())
+	ns, err := openNamespace(path)
+	if err != nil {
+		return 0, err
+	}
+	defer ns.Close()
+	c, err := dialNFT(nftables.WithNetNSFd(int(ns)))
+	if err != nil {
+		return 0, err
+	}
+	t := r.insideTable()
+	c.AddTable(t) // so that there is one to delete
+	c.DelTable(t)
+	c.AddTable(t)
+	policy := nftables.ChainPolicyAccept
+	chain := c.AddChain(&nftables.Chain{
+		Table: t, Name: insideOutput, Type: nftables.ChainTypeFilter, Hooknum: nftables.ChainHookOutput, Priority: nftables.ChainPriorityRef(-10), Policy: &policy,
 	})
+	addRules(c, chain, list)
+	return len(list), unflushed(c.Flush())
 }
 
 // insideSize is how many rules there are in a sandbox's own network namespace; 0 without the table.
 func (r *rules) insideSize(path string) (n int, err error) {
-	err = nftInside(path, func(_ *nftables.Conn, ns int) (err error) {
-		n, err = rulesIn(ns, r.insideTable(), insideOutput)
-		return err
-	})
+	ns, err := openNamespace(path)
+	if err == nil {
+		defer ns.Close()
+		n, err = rulesIn(int(ns), r.insideTable(), insideOutput)
+	}
 	if err != nil {
 		return 0, fmt.Errorf("looking at the rules inside: %w", err)
 	}
 	return n, nil
+}
+
+// generationInside is the generation of the nftables in a sandbox's own network namespace.
+func generationInside(path string) (uint32, error) {
+	ns, err := openNamespace(path)
+	if err != nil {
+		return 0, err
+	}
+	defer ns.Close()
+	return generation(int(ns))
 }
 
 // restoreInside sets the rules inside of sandboxes that run, as the lists of an agent may be others than those of the one
@@ -135,11 +137,7 @@ func (m *Manager) lookInside(running []*Record) (Lapses, error) {
 	var errs []error
 	seen := make(map[string]uint32, len(running))
 	for _, rec := range running {
-		var now uint32
-		err := nftInside(rec.Namespace, func(_ *nftables.Conn, ns int) (err error) {
-			now, err = generation(ns)
-			return err
-		})
+		now, err := generationInside(rec.Namespace)
 		if before, known := m.inside[rec.ID]; err == nil && known && before == now {
 			seen[rec.ID] = now
 			continue
