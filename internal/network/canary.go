@@ -63,6 +63,10 @@ const (
 	mostAddresses = 3
 	// trustedWait bounds how long a canary may take to answer the agent itself.
 	trustedWait = 2 * time.Second
+	// settleWait bounds how long the node's addresses on the sandbox's network may take to be used: the kernel looks for another
+	// host with one of IPv6 for about two seconds first (RFC 4862, 5.4).
+	settleWait = 4 * time.Second
+	settleLook = 20 * time.Millisecond
 )
 
 // Canaries opens canaries for a sandbox on the node's addresses: on each listed port, and on one that is on no list. Each has
@@ -72,7 +76,7 @@ func (m *Manager) Canaries(id string) (_ *Canaries, err error) {
 	if err != nil {
 		return nil, err
 	}
-	on, err := nodesAddresses(rec)
+	on, err := settledAddresses(rec)
 	if err != nil {
 		return nil, err
 	}
@@ -159,31 +163,41 @@ func (c *Canaries) Close() ([]string, error) {
 	return c.reached, errors.Join(errs...)
 }
 
-// notYet: the node is still looking whether another host has the address, or has found one that does. Nobody is reached there.
-const notYet = unix.IFA_F_TENTATIVE | unix.IFA_F_DADFAILED
+// settledAddresses are nodesAddresses once the node uses those that the sandbox's packets pass. That takes some time on a bridge
+// that was made for the sandbox: until then no packet of IPv6 gets past the sandbox's interface, and an attempt proves nothing.
+func settledAddresses(rec *Record) ([]netip.Addr, error) {
+	for until := time.Now().Add(settleWait); ; time.Sleep(settleLook) {
+		on, pending, err := nodesAddresses(rec)
+		if err != nil || !pending || time.Now().After(until) {
+			return on, err
+		}
+	}
+}
 
 // nodesAddresses are addresses of the node, at most mostAddresses of each family that the sandbox has; those on its own
-// network, which are its gateway's, come first.
-func nodesAddresses(rec *Record) ([]netip.Addr, error) {
+// network, which are its gateway's, come first. pending says that there is one of these that the node doesn't use yet.
+func nodesAddresses(rec *Record) (out []netip.Addr, pending bool, err error) {
 	list, err := netlink.AddrList(nil, netlink.FAMILY_ALL)
 	if err != nil {
-		return nil, fmt.Errorf("listing the node's addresses: %w", err)
+		return nil, false, fmt.Errorf("listing the node's addresses: %w", err)
 	}
 	var near, far []netip.Addr
 	for _, l := range list {
 		a, ok := netip.AddrFromSlice(l.IP)
-		if a = a.Unmap(); !ok || a.IsLoopback() || a.IsLinkLocalUnicast() || l.Flags&notYet != 0 {
+		if a = a.Unmap(); !ok || a.IsLoopback() || a.IsLinkLocalUnicast() || l.Flags&unix.IFA_F_DADFAILED != 0 {
 			continue
 		}
 		bits, _ := l.Mask.Size()
-		here := netip.PrefixFrom(a, bits)
-		if slices.ContainsFunc(rec.Addresses, here.Contains) {
+		here := slices.ContainsFunc(rec.Addresses, netip.PrefixFrom(a, bits).Contains)
+		switch {
+		case l.Flags&unix.IFA_F_TENTATIVE != 0:
+			pending = pending || here
+		case here:
 			near = append(near, a)
-		} else {
+		default:
 			far = append(far, a)
 		}
 	}
-	var out []netip.Addr
 	for _, four := range []bool{true, false} {
 		n := 0
 		for _, a := range slices.Concat(near, far) {
@@ -192,7 +206,7 @@ func nodesAddresses(rec *Record) ([]netip.Addr, error) {
 			}
 		}
 	}
-	return out, nil
+	return out, pending, nil
 }
 
 // tcp opens a canary, or takes what listens there for one.

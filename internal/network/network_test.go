@@ -410,6 +410,20 @@ func TestCanariesHearTheSandboxThatReachesThem(t *testing.T) {
 	require.ErrorIs(t, err, ErrNotFound)
 }
 
+func TestCanariesWaitForTheGatewayOfANewBridge(t *testing.T) {
+	l := newLab(t, true)
+	rec := l.connect("sb-one", CNI)
+	const gateway = "fd77::1"
+	out, err := exec.Command("ip", "-6", "address", "show", "dev", "cni0", "tentative").CombinedOutput()
+	require.NoError(t, err, string(out))
+	require.Contains(t, string(out), gateway, "control: nobody answers there yet")
+	c, err := l.Canaries(rec.ID)
+	require.NoError(t, err)
+	_, err = c.Close()
+	require.NoError(t, err)
+	require.True(t, slices.ContainsFunc(c.Targets(), func(a Target) bool { return a.Address.Addr().String() == gateway }))
+}
+
 func TestAnAbstractCanaryIsHeardOfInItsOwnNetworkNamespaceOnly(t *testing.T) {
 	testkit.Need(t, testkit.Root, testkit.Program("python3"), testkit.Program("unshare"))
 	const dial = `import socket, sys

@@ -82,21 +82,31 @@ func (c *connection) Prove(_ context.Context, req *receiptdv1.ProveRequest) (*re
 	if err := checkTargets(req.GetTargets()); err != nil {
 		return nil, status.Error(codes.InvalidArgument, err.Error())
 	}
-	a, err := newAttempts(req.GetTargets())
+	a, p, err := s.try(req.GetTargets())
 	if err != nil {
 		return nil, status.Error(codes.Internal, fmt.Sprintf("proving the sandbox: %v", err))
+	}
+	// What waits for a neighbour would leave later, and be refused as some command's.
+	if _, _, err := nsexec.DestroySockets(); err != nil {
+		logf("destroying the sockets of a proof: %v", err)
+	}
+	s.prepared.refill()
+	items := judge(p, s.init.GetView(), s.prepared.seals())
+	return &receiptdv1.ProveResponse{Items: append(items, judgeReach(a, p)...)}, nil
+}
+
+// try has a probe try the targets, and leaves nothing open that was opened for it.
+func (s *Server) try(targets []*receiptdv1.Target) (*attempts, *probe, error) {
+	a, err := newAttempts(targets)
+	if err != nil {
+		return nil, nil, err
 	}
 	defer a.close()
 	p, err := s.probe(a)
 	if err == nil {
 		err = a.sidecars.settle()
 	}
-	if err != nil {
-		return nil, status.Error(codes.Internal, fmt.Sprintf("proving the sandbox: %v", err))
-	}
-	s.prepared.refill()
-	items := judge(p, s.init.GetView(), s.prepared.seals())
-	return &receiptdv1.ProveResponse{Items: append(items, judgeReach(a, p)...)}, nil
+	return a, p, err
 }
 
 func (s *Server) probe(a *attempts) (*probe, error) {

@@ -28,10 +28,11 @@ func networked(t *testing.T) *sandbox {
 func (s *sandbox) network() string { return fmt.Sprintf("/proc/%d/ns/net", s.cmd.Process.Pid) }
 
 // command runs a command of the node's in the sandbox's network namespace.
-func (s *sandbox) command(args ...string) {
+func (s *sandbox) command(args ...string) string {
 	s.t.Helper()
 	out, err := exec.Command("nsenter", append([]string{"--net=" + s.network(), "--"}, args...)...).CombinedOutput()
 	require.NoError(s.t, err, string(out))
+	return string(out)
 }
 
 // listen listens in the sandbox's network namespace until the test ends.
@@ -135,6 +136,23 @@ func TestP10AProofOpensCanariesBesideTheSandbox(t *testing.T) {
 	require.False(t, holds, "who listens there already is its own canary")
 	require.Contains(t, detail, "tcp 127.0.0.1 44772")
 	require.NotContains(t, detail, "tcp ::1 44772", "it is not there")
+}
+
+func TestP3NothingOfAProofWaitsForANeighbourAfterIt(t *testing.T) {
+	s := networked(t)
+	s.command("sh", "-ec", `ip link add v0 type veth peer name v1; ip link set v0 up; ip link set v1 up
+		ip addr add 10.99.0.1/24 dev v0; ip addr add fd99::1/64 dev v0 nodad
+		echo 1000 >/proc/sys/net/ipv4/neigh/v0/mcast_solicit; echo 1000 >/proc/sys/net/ipv6/neigh/v0/mcast_solicit`)
+	waiting := func() string { return s.command("sh", "-ec", "ip -4 neigh show dev v0 nud incomplete; ip -6 neigh show dev v0 nud incomplete") }
+	s.command("bash", "-c", "for a in 10.99.0.3 fd99::3; do echo >/dev/udp/$a/80; done")
+	require.Regexp(t, `(?s)10\.99\.0\.3 .*fd99::3 `, waiting(), "control: nobody answers there")
+	var targets []*receiptdv1.Target
+	for _, a := range []string{"10.99.0.2", "fd99::2"} {
+		targets = append(targets, &receiptdv1.Target{Network: "tcp", Address: a, Port: 80}, &receiptdv1.Target{Network: "udp", Address: a, Port: 80})
+	}
+	holds, detail := s.proved(targets...)
+	require.True(t, holds, detail)
+	require.Empty(t, waiting())
 }
 
 func TestP10WhatWasNotTriedIsNotProved(t *testing.T) {
