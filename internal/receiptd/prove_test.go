@@ -143,7 +143,9 @@ func TestP3NothingOfAProofWaitsForANeighbourAfterIt(t *testing.T) {
 	s.command("sh", "-ec", `ip link add v0 type veth peer name v1; ip link set v0 up; ip link set v1 up
 		ip addr add 10.99.0.1/24 dev v0; ip addr add fd99::1/64 dev v0 nodad
 		echo 1000 >/proc/sys/net/ipv4/neigh/v0/mcast_solicit; echo 1000 >/proc/sys/net/ipv6/neigh/v0/mcast_solicit`)
-	waiting := func() string { return s.command("sh", "-ec", "ip -4 neigh show dev v0 nud incomplete; ip -6 neigh show dev v0 nud incomplete") }
+	waiting := func() string {
+		return s.command("sh", "-ec", "ip -4 neigh show dev v0 nud incomplete; ip -6 neigh show dev v0 nud incomplete")
+	}
 	s.command("bash", "-c", "for a in 10.99.0.3 fd99::3; do echo >/dev/udp/$a/80; done")
 	require.Regexp(t, `(?s)10\.99\.0\.3 .*fd99::3 `, waiting(), "control: nobody answers there")
 	var targets []*receiptdv1.Target
