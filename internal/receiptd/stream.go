@@ -8,15 +8,22 @@ import (
 	"github.com/sandbox-agent/sandbox-agent/pkg/nsexec"
 )
 
-// streamBytes bounds what waits for a reader that is slower than the command. What does not fit is dropped and said.
-const streamBytes = 2 << 20
+const (
+	// streamBytes bounds what waits for a reader that is slower than the command. What does not fit is dropped and said.
+	streamBytes = 2 << 20
+	// chunkBytes is the most that pieces are put together to while they wait, chunkCost about what a chunk takes in memory
+	// besides its data: 2 MiB of output that comes byte by byte would take more than 200 MiB of this process, which no limit of
+	// the command's holds (P16).
+	chunkBytes = 32 << 10
+	chunkCost  = 128
+)
 
 // stream carries an execution's output to the connection that started it. The command's side never waits for the
 // reader's.
 type stream struct {
 	mu      sync.Mutex
 	queue   []*receiptdv1.Output
-	bytes   int
+	bytes   int       // with chunkCost for each
 	lost    [3]uint64 // by Stream: dropped since the last chunk
 	gone    bool      // nobody reads any more
 	changed chan struct{}
@@ -32,15 +39,32 @@ func (s *stream) sink(name receiptdv1.Stream) nsexec.Sink {
 		if s.gone {
 			return
 		}
-		if s.bytes+len(data) > streamBytes {
+		if s.extend(name, data) {
+			return
+		}
+		if s.bytes+len(data)+chunkCost > streamBytes {
 			s.lost[name] += uint64(len(data))
 			return
 		}
 		s.queue = append(s.queue, &receiptdv1.Output{Stream: name, Offset: offset, Data: append([]byte(nil), data...), LostBytes: s.lost[name]})
-		s.bytes += len(data)
+		s.bytes += len(data) + chunkCost
 		s.lost[name] = 0
 		s.wake()
 	}
+}
+
+// extend puts data into the newest chunk, if that still waits and data follows it. Caller holds mu.
+func (s *stream) extend(name receiptdv1.Stream, data []byte) bool {
+	if len(s.queue) == 0 || s.lost[name] > 0 || s.bytes+len(data) > streamBytes {
+		return false
+	}
+	last := s.queue[len(s.queue)-1]
+	if last.GetStream() != name || len(last.GetData())+len(data) > chunkBytes {
+		return false
+	}
+	last.Data = append(last.Data, data...)
+	s.bytes += len(data)
+	return true
 }
 
 func (s *stream) wake() {
