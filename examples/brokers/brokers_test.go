@@ -19,15 +19,17 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"sigs.k8s.io/yaml"
 
 	"github.com/sandbox-agent/sandbox-agent/internal/testkit"
 )
 
 // broker is one of the two, run by nginx from a folder of its own.
 type broker struct {
-	t    *testing.T
-	dir  string
-	addr string
+	t     *testing.T
+	dir   string
+	addr  string
+	nginx *exec.Cmd
 }
 
 // start runs nginx with a configuration, not as root, and a test's files in the place of the site's. In these, DIR is the
@@ -43,7 +45,7 @@ func start(t *testing.T, text, listen string, files map[string]string) *broker {
 	for name, content := range files {
 		b.write(name, strings.ReplaceAll(content, "DIR", b.dir))
 	}
-	b.run(exec.Command("nginx", "-p", b.dir+"/", "-c", "nginx.conf", "-e", "stderr"), "run/nginx.pid")
+	b.nginx = b.run(exec.Command("nginx", "-p", b.dir+"/", "-c", "nginx.conf", "-e", "stderr"), "run/nginx.pid")
 	return b
 }
 
@@ -73,7 +75,7 @@ func (b *broker) write(name, content string) {
 }
 
 // run starts a program, waits for the file that says that it serves, and ends it with the test.
-func (b *broker) run(cmd *exec.Cmd, ready string) {
+func (b *broker) run(cmd *exec.Cmd, ready string) *exec.Cmd {
 	b.t.Helper()
 	log, err := os.OpenFile(filepath.Join(b.dir, "log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	require.NoError(b.t, err)
@@ -81,7 +83,7 @@ func (b *broker) run(cmd *exec.Cmd, ready string) {
 	require.NoError(b.t, log.Chown(user, user), "nginx opens /dev/stdout anew")
 	cmd.Stdout, cmd.Stderr = log, log
 	cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "HOME=" + b.dir}
-	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: user, Gid: user}, Setpgid: true}
+	cmd.SysProcAttr = asUser()
 	require.NoError(b.t, cmd.Start())
 	ended := make(chan struct{})
 	go func() { _ = cmd.Wait(); close(ended) }() // how it ended is in the log
@@ -91,7 +93,7 @@ func (b *broker) run(cmd *exec.Cmd, ready string) {
 	})
 	for {
 		if _, err := os.Stat(filepath.Join(b.dir, ready)); err == nil {
-			return
+			return cmd
 		}
 		select {
 		case <-ended:
@@ -99,6 +101,50 @@ func (b *broker) run(cmd *exec.Cmd, ready string) {
 		case <-time.After(5 * time.Millisecond):
 		}
 	}
+}
+
+func asUser() *syscall.SysProcAttr {
+	return &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: user, Gid: user}, Setpgid: true}
+}
+
+// deployed is what a manifest has a container do.
+type deployed struct {
+	Name      string
+	Command   []string
+	Lifecycle struct {
+		PreStop struct{ Exec struct{ Command []string } }
+	}
+}
+
+func container(t *testing.T, file, name string) deployed {
+	t.Helper()
+	first, _, _ := strings.Cut(read(t, file), "\n---\n")
+	var deployment struct {
+		Spec struct {
+			Template struct {
+				Spec struct{ Containers []deployed }
+			}
+		}
+	}
+	require.NoError(t, yaml.Unmarshal([]byte(first), &deployment))
+	for _, c := range deployment.Spec.Template.Spec.Containers {
+		if c.Name == name {
+			return c
+		}
+	}
+	require.Fail(t, "no such container", "%s: %s", file, name)
+	return deployed{}
+}
+
+// command is one of a manifest's, with the broker's folder in the place of what is mounted.
+func (b *broker) command(argv []string) *exec.Cmd {
+	b.t.Helper()
+	require.NotEmpty(b.t, argv)
+	var here []string
+	for _, a := range argv {
+		here = append(here, strings.NewReplacer("/etc/broker/", b.dir+"/", "model.conf", "nginx.conf", "git.conf", "nginx.conf", "/run/broker/", b.dir+"/run/").Replace(a))
+	}
+	return exec.Command(here[0], here[1:]...)
 }
 
 func (b *broker) log() string {
@@ -238,6 +284,50 @@ func TestARequestStreamsAsItComes(t *testing.T) {
 	require.Equal(t, http.StatusOK, b.request(http.MethodPost, "/v1/messages", r, "X-Api-Key", placeholder).StatusCode)
 }
 
+// TestARollingUpdateEndsNoStreamEarly does what a kubelet does: it runs what the manifest says, and ends what is left then.
+func TestARollingUpdateEndsNoStreamEarly(t *testing.T) {
+	more := make(chan struct{})
+	b := model(t, func(w http.ResponseWriter, r *http.Request) {
+		_, _ = io.WriteString(w, "one\n")
+		w.(http.Flusher).Flush()
+		select {
+		case <-more:
+			_, _ = io.WriteString(w, "two\n")
+		case <-r.Context().Done():
+		}
+	})
+	in := bufio.NewReader(b.request(http.MethodPost, "/v1/messages", strings.NewReader("{}"), "X-Api-Key", placeholder).Body)
+	line, err := in.ReadString('\n')
+	require.NoError(t, err)
+	require.Equal(t, "one\n", line)
+
+	stop := b.command(container(t, "model.yaml", "nginx").Lifecycle.PreStop.Exec.Command)
+	stop.SysProcAttr = asUser()
+	stopped := make(chan error, 1)
+	go func() {
+		said, err := stop.CombinedOutput()
+		if err != nil {
+			err = fmt.Errorf("%w: %s", err, said)
+		}
+		_ = b.nginx.Process.Signal(syscall.SIGTERM)
+		stopped <- err
+	}()
+	require.Eventually(t, func() bool {
+		c, err := net.Dial("tcp", b.addr)
+		if err == nil {
+			c.Close()
+		}
+		return err != nil
+	}, time.Minute, 5*time.Millisecond, "it takes nothing new")
+	require.Empty(t, stopped, "the stream is not at its end")
+	more <- struct{}{}
+	rest, err := io.ReadAll(in)
+	require.NoError(t, err)
+	require.Equal(t, "two\n", string(rest))
+	require.NoError(t, <-stopped)
+	require.Equal(t, container(t, "model.yaml", "nginx").Lifecycle.PreStop.Exec.Command[2], strings.ReplaceAll(container(t, "git.yaml", "nginx").Lifecycle.PreStop.Exec.Command[2], "git.conf", "model.conf"))
+}
+
 const (
 	hostCredential = "Basic aG9zdDpyZWFs" // host:real
 	gitHTTPBackend = "/usr/lib/git-core/git-http-backend"
@@ -265,6 +355,7 @@ type gitBroker struct {
 	*broker
 	dropbox, clone string
 	asked          func() int
+	backend        *exec.Cmd
 }
 
 // startGit starts it; with changes its configuration, to show what that is good for.
@@ -279,12 +370,12 @@ func startGit(t *testing.T, with func(string) string) *gitBroker {
 	url, asked := gitHost(t, filepath.Join(top, "host"))
 	b := start(t, with(read(t, "git.conf")), "8081", map[string]string{
 		"site/git-upstream.conf":      "proxy_pass " + url + ";\n",
-		"site/git-dropbox.conf":       "fastcgi_pass unix:DIR/run/fcgi.sock;\nfastcgi_param GIT_PROJECT_ROOT " + filepath.Join(top, "dropbox") + ";\n",
+		"site/git-dropbox.conf":       "fastcgi_pass unix:DIR/run/fcgiwrap.sock;\nfastcgi_param GIT_PROJECT_ROOT " + filepath.Join(top, "dropbox") + ";\n",
 		"secrets/git-credential.conf": "proxy_set_header Authorization \"" + hostCredential + "\";\n",
 		"secrets/git-runs.map":        fmt.Sprintf("%q run-1;\n%q run-10;\n", basic("run-1:token-1"), basic("run-10:token-10")),
 	})
-	b.run(exec.Command("fcgiwrap", "-c", "2", "-s", "unix:"+b.dir+"/run/fcgi.sock"), "run/fcgi.sock")
-	g := &gitBroker{broker: b, dropbox: filepath.Join(top, "dropbox", "project.git"), clone: filepath.Join(top, "clone"), asked: asked}
+	backend := b.run(b.command(container(t, "git.yaml", "git").Command), "run/fcgiwrap.sock")
+	g := &gitBroker{broker: b, dropbox: filepath.Join(top, "dropbox", "project.git"), clone: filepath.Join(top, "clone"), asked: asked, backend: backend}
 	_, err := g.git(top, "run-1:token-1", "clone", "-q", "http://"+b.addr+"/project.git", g.clone)
 	require.NoError(t, err, b.log())
 	_, err = g.git(g.clone, "", "-c", "user.name=Run", "-c", "user.email=run@example.com", "commit", "-q", "--allow-empty", "-m", "Work")
@@ -329,6 +420,36 @@ func TestARunFetchesWithTheHostsCredentialAndPushesToItsOwnRefs(t *testing.T) {
 	for _, secret := range []string{"real", strings.TrimPrefix(hostCredential, "Basic "), "token-1"} {
 		require.NotContains(t, string(config)+g.log(), secret)
 	}
+}
+
+// TestGitsContainerIsStartedAgainBesideItsOldSocket: what a pod's containers share stays when one of them is killed.
+func TestGitsContainerIsStartedAgainBesideItsOldSocket(t *testing.T) {
+	g := startGit(t, unchanged)
+	socket := filepath.Join(g.dir, "run", "fcgiwrap.sock")
+	require.NoError(t, syscall.Kill(-g.backend.Process.Pid, syscall.SIGKILL))
+	require.Eventually(t, func() bool { return refuses(socket) }, time.Minute, 5*time.Millisecond)
+	require.FileExists(t, socket)
+	g.run(g.command(container(t, "git.yaml", "git").Command), "run/nginx.pid")
+	require.Eventually(t, func() bool { return !refuses(socket) }, time.Minute, 5*time.Millisecond, g.log())
+	out, err := g.push("run-1:token-1", "HEAD:refs/sandboxes/run-1/work")
+	require.NoError(t, err, "%s\n%s", out, g.log())
+
+	// It goes on for as long as nginx passes something on.
+	wait := g.command(container(t, "git.yaml", "git").Lifecycle.PreStop.Exec.Command)
+	wait.SysProcAttr = asUser()
+	require.NoError(t, wait.Start())
+	require.NoError(t, g.nginx.Process.Signal(syscall.SIGQUIT))
+	require.NoError(t, wait.Wait())
+	require.NoFileExists(t, filepath.Join(g.dir, "run", "nginx.pid"))
+}
+
+// refuses says that nobody listens at a socket.
+func refuses(socket string) bool {
+	c, err := net.Dial("unix", socket)
+	if err == nil {
+		c.Close()
+	}
+	return err != nil
 }
 
 // elsewhere are refs that are none of run-1's.
