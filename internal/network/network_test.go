@@ -159,6 +159,27 @@ func TestAConfigurationOfOnePluginIsAListOfOne(t *testing.T) {
 	require.Contains(t, string(list.Plugins[0].Bytes), `"bridge":"br9"`)
 }
 
+func TestTheConfigurationIsTheFirstOrTheOneThatIsNamed(t *testing.T) {
+	dir := t.TempDir()
+	for name, text := range map[string]string{
+		"20-second.conflist": `{"cniVersion": "1.0.0", "name": "second", "plugins": [{"type": "ptp"}]}`,
+		"10-first.conf":      `{"cniVersion": "1.0.0", "name": "first", "type": "bridge"}`,
+		"05-readme.txt":      "no configuration",
+	} {
+		require.NoError(t, os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600))
+	}
+	for named, want := range map[string]string{"": "first", "first": "first", "second": "second"} {
+		m := &Manager{opts: Options{CNI: CNIOptions{ConfDir: dir, Network: named}}}
+		found, err := m.loadCNI()
+		require.NoError(t, err, named)
+		require.Equal(t, want, found.list.Name, "named: %q", named)
+	}
+	m := &Manager{opts: Options{CNI: CNIOptions{ConfDir: dir, Network: "third"}}}
+	_, err := m.loadCNI()
+	require.ErrorIs(t, err, ErrUnavailable)
+	require.ErrorContains(t, err, `is called "third" (network.cni.network); there are first, second`)
+}
+
 func TestRulesThatSomebodyElseHasChangedArePutBack(t *testing.T) {
 	l := newEgressLab(t)
 	rec := l.under("sb-one", Egress{Mode: egress.None, Bytes: 1000})
@@ -422,6 +443,27 @@ func TestCanariesWaitForTheGatewayOfANewBridge(t *testing.T) {
 	_, err = c.Close()
 	require.NoError(t, err)
 	require.True(t, slices.ContainsFunc(c.Targets(), func(a Target) bool { return a.Address.Addr().String() == gateway }))
+}
+
+// That nobody in a sandbox reaches a canary proves nothing where the node itself doesn't.
+func TestP10CanariesThatDoNotHearTheAgentProveNothing(t *testing.T) {
+	l := newLab(t, false)
+	rec := l.connect("sb-one", Bridge)
+	for what, c := range map[string]struct{ rule, says string }{
+		"datagrams are lost":      {"udp dport 5000 drop", "hear the agent itself: a firewall keeps the node from its own addresses"},
+		"connections are refused": {"tcp dport 44772 reject with tcp reset", "trying the canary tcp " + netlab.NodeAddr + ":44772"},
+	} {
+		t.Run(what, func(t *testing.T) {
+			nft(t, "table ip lab3 { chain in { type filter hook input priority 10; iifname lo ip daddr "+netlab.NodeAddr+" "+c.rule+"; }\n}")
+			_, err := l.Canaries(rec.ID)
+			nft(t, "delete table ip lab3")
+			require.ErrorContains(t, err, c.says)
+			again, err := l.Canaries(rec.ID)
+			require.NoError(t, err, "control: all of them are closed, and without that rule they hear")
+			_, err = again.Close()
+			require.NoError(t, err)
+		})
+	}
 }
 
 func TestAnAbstractCanaryIsHeardOfInItsOwnNetworkNamespaceOnly(t *testing.T) {

@@ -157,8 +157,6 @@ func TestP10WhatWasTranslatedIsRefusedAsWell(t *testing.T) {
 	require.Equal(t, Admit, decide(list.Forwarded(), sent("198.51.100.20", TCP, 443)))
 }
 
-// Whatever a sandbox sends: what reaches the node, another sandbox or a closed address is never admitted, but for a named
-// nameserver's port 53 and what a link needs.
 func TestP10WithinASandboxAListedPortIsTheManagementsAlone(t *testing.T) {
 	const management, command = 0, 1000
 	inside := list.Inside([]uint32{management})
@@ -183,6 +181,8 @@ func TestP10WithinASandboxAListedPortIsTheManagementsAlone(t *testing.T) {
 	require.Len(t, List{}.Inside([]uint32{management}), 1, "without ports nothing is refused")
 }
 
+// Whatever a sandbox sends: what reaches the node, another sandbox or a closed address or port is never admitted, but for a named
+// nameserver's port 53 and what a link needs.
 func TestP10NothingClosedIsEverAdmitted(t *testing.T) {
 	ingress := append(Source(own), list.Ingress()...)
 	rapid.Check(t, func(t *rapid.T) {
@@ -199,13 +199,13 @@ func TestP10NothingClosedIsEverAdmitted(t *testing.T) {
 				p.from = own[1]
 			}
 		}
-		p.protocol = rapid.Byte().Draw(t, "protocol")
-		p.port = rapid.OneOf(rapid.Uint16(), rapid.SampledFrom(append(list.tcpPorts(), 53))).Draw(t, "port")
+		p.protocol = rapid.OneOf(rapid.Byte(), rapid.SampledFrom([]uint8{TCP, UDP, ICMP, ICMPv6})).Draw(t, "protocol")
+		p.port = rapid.OneOf(rapid.Uint16(), rapid.SampledFrom(slices.Concat(list.tcpPorts(), list.udpPorts(), []uint16{53}))).Draw(t, "port")
 		p.icmpType = rapid.OneOf(rapid.Byte(), rapid.SampledFrom(neighbours)).Draw(t, "type")
 		p.claim = rapid.SampledFrom([]netip.Addr{own[1], netip.MustParseAddr("fd23::6")}).Draw(t, "claim")
 		p.local, p.sandbox, p.fragment = rapid.Bool().Draw(t, "local"), rapid.Bool().Draw(t, "sandbox"), rapid.Bool().Draw(t, "fragment")
 		closed := p.local || p.sandbox || slices.ContainsFunc(Management, func(m netip.Prefix) bool { return m.Contains(p.to) }) ||
-			p.protocol == TCP && slices.Contains(list.tcpPorts(), p.port)
+			p.protocol == TCP && slices.Contains(list.tcpPorts(), p.port) || p.protocol == UDP && slices.Contains(list.udpPorts(), p.port)
 		excused := p.port == 53 && slices.Contains(list.Nameservers, p.to) || p.to.Is6() && p.protocol == ICMPv6 && slices.Contains(neighbours, p.icmpType) && (p.local || linkLocal.Contains(p.to)) && (p.icmpType != advertisement || p.claim == own[1])
 		if closed && !excused {
 			require.NotEqual(t, Admit, decide(ingress, p))

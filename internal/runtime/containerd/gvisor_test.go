@@ -137,3 +137,26 @@ func TestP16UnderGVisorWhatTheMemoryLimitEndsIsSaid(t *testing.T) {
 	require.False(t, p.OOM, "it is said of the command that it happened to alone")
 	h.stop(s)
 }
+
+// The page, the session and the node check name the same promises in the same words.
+func TestThePageHasEachConcession(t *testing.T) {
+	const path = "../../../docs/gvisor.md"
+	if _, err := os.Stat(path); err != nil {
+		t.Skip("the documentation is not beside the package (an emulated guest)")
+	}
+	page, err := os.ReadFile(path)
+	require.NoError(t, err)
+	_, list, found := strings.Cut(string(page), "## What is conceded\n")
+	require.True(t, found)
+	var rows, declared []string
+	for line := range strings.Lines(list) {
+		if cells := strings.Split(line, "|"); strings.HasPrefix(line, "| P") {
+			rows = append(rows, strings.TrimSpace(cells[1])+" "+strings.ReplaceAll(strings.TrimSpace(cells[2]), "`", ""))
+		}
+	}
+	for _, c := range kinds[GVisor].concessions {
+		declared = append(declared, c.Promise+" "+c.What)
+		require.NotEmpty(t, c.Why, c.What)
+	}
+	require.Equal(t, declared, rows)
+}

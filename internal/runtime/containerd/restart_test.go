@@ -344,6 +344,35 @@ func TestP5ATaskThatContainerdHasForgottenIsNoExitThatItSaw(t *testing.T) {
 	require.Equal(t, []string{"cgroup_empty", "deleted", "no_task", "pidfd"}, sources(h.stop(s)))
 }
 
+// Its processes are gone then, and its exit was seen: the runtime may have something of it all the same.
+func TestP5ATaskThatCantBeDeletedIsNoEvidenceUntilItIs(t *testing.T) {
+	h := newHost(t, Socket)
+	var stuck atomic.Bool
+	h.through(func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+		if stuck.Load() && strings.HasSuffix(method, ".Tasks/Delete") {
+			return status.Error(codes.Unknown, "unable to delete container: device or resource busy")
+		}
+		return invoke(ctx, method, req, reply, cc, opts...)
+	})
+	spec := h.spec(0)
+	s := h.create(spec)
+	stuck.Store(true)
+	for range 2 {
+		ev, err := s.Stop(bound(t))
+		require.ErrorIs(t, err, runtime.ErrNoEvidence)
+		require.ErrorContains(t, err, "deleting the container's task: ")
+		require.ErrorContains(t, err, "device or resource busy")
+		require.False(t, ev.Complete)
+		require.DirExists(t, spec.Dir, "what is left can still be found")
+	}
+	<-s.Exited()
+	ids, err := h.r.List(bound(t))
+	require.NoError(t, err)
+	require.Equal(t, []string{spec.SandboxID}, ids)
+	stuck.Store(false)
+	require.Equal(t, []string{"cgroup_empty", "deleted", "exit_event", "pidfd"}, sources(h.stop(s)))
+}
+
 func TestP5ATaskThatComesAfterItsCreationWasGivenUpIsEnded(t *testing.T) {
 	h := newHost(t, Socket)
 	spec := h.spec(0)
