@@ -40,7 +40,22 @@ func (s *session) lookAgain() {
 	})
 }
 
-// reconcile tries to stop once more what could not be seen to be gone, and to recover what is away. Should that fail again,
+// stopAgain has a stop whose end could not be recorded done once more, in a while: it finds the same evidence. Until then the
+// session is being stopped, and neither its host uids nor its workspace are anybody else's.
+func (s *session) stopAgain(why string) {
+	s.mu.Lock()
+	s.rec.State = Stopping
+	if s.rec.Sandbox != nil {
+		s.rec.Sandbox.State, s.rec.Sandbox.Evidence = SandboxStopping, nil
+	}
+	if s.stoppedFor == "" {
+		s.stoppedFor = why
+	}
+	s.mu.Unlock()
+	s.lookAgain()
+}
+
+// reconcile tries to stop once more what could not be seen to be gone, or not recorded, and to recover what is away. Should that fail again,
 // lookAgain follows.
 func (s *session) reconcile() error {
 	s.mu.Lock()
@@ -49,7 +64,7 @@ func (s *session) reconcile() error {
 	if s.isStillAway() {
 		return s.recover(s.endAway())
 	}
-	if state != Uncertain {
+	if state != Uncertain && state != Stopping {
 		return nil
 	}
 	evidence, err := s.stop(why)

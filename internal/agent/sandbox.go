@@ -208,6 +208,10 @@ func (s *session) prepare() (runtime.Spec, error) {
 		sb.Generation, sb.GrantsDigest = r.Generation, r.GrantsDigest
 		r.Sandbox, r.ConfigSHA256, r.LeftOut = sb, s.viewSum, view.LeftOut()
 	}, workspaceOp(s.id, w, rec.GitLayout)); err != nil {
+		s.mu.Lock() // there is none, and the session is what it was
+		r := &s.rec
+		r.State, r.Reason, r.Generation, r.Sandbox, r.ConfigSHA256, r.LeftOut = rec.State, rec.Reason, rec.Generation, rec.Sandbox, rec.ConfigSHA256, rec.LeftOut
+		s.mu.Unlock()
 		a.slots.release(slot, id)
 		return runtime.Spec{}, err
 	}
@@ -461,7 +465,12 @@ func (s *session) stop(why string) (*runtime.Evidence, error) {
 
 func (s *session) stopSandbox(why string) (*runtime.Evidence, error) {
 	if err := s.apply(EvStop, why, nil); err != nil {
-		return nil, err
+		if !unwritten(err) {
+			return nil, err
+		}
+		// What has to end does so although there is no room to write it down: after a crash the record of a sandbox that is to
+		// be found no more leads here too.
+		s.log.Error("sandbox stopped without a record of that", "error", err)
 	}
 	point("stop.recorded")
 	s.mu.Lock()
@@ -476,13 +485,24 @@ func (s *session) stopSandbox(why string) (*runtime.Evidence, error) {
 	if err != nil || !evidence.Complete {
 		err = fmt.Errorf("sandbox %s could not be seen to be gone (%s): %w", s.sandboxRecord().ID, evidenceText(evidence), cmpErr(err, runtime.ErrNoEvidence))
 		saveErr := s.apply(EvNoEvidence, s.stuck(why, err), func(r *sessionRecord) { r.Sandbox.Evidence = &evidence })
+		if saveErr != nil {
+			s.stopAgain(why)
+		}
 		return &evidence, errors.Join(err, saveErr)
 	}
 	s.agent.tidyReceipts(s.sandboxRecord().ID)
 	s.agent.disconnect(s.sandboxRecord().ID)
 	err = s.apply(s.gone(), why, func(r *sessionRecord) { r.Sandbox.Evidence = &evidence }, s.sandboxRecord().gone(s.id, &evidence)...)
+	if err != nil {
+		s.stopAgain(why)
+	}
 	point("stop.evidence")
 	return &evidence, err
+}
+
+// unwritten says whether an error is of a journal that can't write, for now or for good, in an agent that goes on.
+func unwritten(err error) bool {
+	return errors.Is(err, journal.ErrNoSpace) || errors.Is(err, journal.ErrPoisoned)
 }
 
 // end asks the sandbox, and if that fails the runtime, which also knows half-made ones.

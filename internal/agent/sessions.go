@@ -334,6 +334,10 @@ func (a *Agent) ClaimSession(_ context.Context, r *sandboxv1.ClaimSessionRequest
 	claimed := s.event(events.SessionClaimed, fmt.Sprintf("owner_epoch %d", current+1))
 	point("claim.checked")
 	if err := s.save(true, func(rec *sessionRecord) { rec.OwnerEpoch++ }, claimed); err != nil {
+		// What is not on disk is no epoch of the session's: after a restart the one before would start things again.
+		s.mu.Lock()
+		s.rec.OwnerEpoch = current
+		s.mu.Unlock()
 		return nil, fmt.Errorf("%w: %w", ErrUnavailable, err)
 	}
 	point("claim.recorded")
