@@ -88,7 +88,9 @@ type Node struct {
 	Hidepid string
 	// Lockdown is the level that is in force: "", "none", "integrity" or "confidentiality".
 	Lockdown string
-	Cgroups  Cgroups
+	// LSMs are the kernel's security modules, in their order, as the parameter lsm= has them; empty where they can't be read.
+	LSMs    string
+	Cgroups Cgroups
 }
 
 // Cgroups are the node's cgroup hierarchies, as this process sees them.

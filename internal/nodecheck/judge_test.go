@@ -226,17 +226,24 @@ func TestEachDistributionGetsItsOwnRemedy(t *testing.T) {
 		"a container of Docker": {bookworm, both(filtered, refused(MountAPI, unix.ENOSYS)), MountAPI, Missing, []string{"seccomp=unconfined"}},
 		"a pod with hostUsers: false": {bookworm, both(pod, func(f *Facts) { f.Node.InUserns = true }, refused(IDMaps, unix.EPERM)), IDMaps, Missing,
 			[]string{"without hostUsers: false"}},
-		"the same, as a right":     {bookworm, func(f *Facts) { f.Node.InUserns = true }, Rights, Missing, []string{"own user namespace"}},
-		"a pod's masked /proc":     {bookworm, both(pod, masked, refused(Proc, unix.EPERM)), Proc, Missing, []string{"/proc/kcore, /proc/acpi", "privileged: true", "procMount: Unmasked"}},
-		"a unit's masked /proc":    {bookworm, both(masked, refused(NestedProc, unix.EPERM)), NestedProc, Missing, []string{"ProtectKernelTunables"}},
-		"Linux 5.10":               {bookworm, both(func(f *Facts) { f.Node.Kernel = "5.10.0-46-cloud-amd64" }, refused(MountAPI, unix.ENOSYS)), Kernel, Missing, []string{"5.12 or newer"}},
-		"what RHEL brought back":   {rhel9, func(f *Facts) { f.Node.Kernel = "5.11.0-1.el9.x86_64" }, Kernel, OK, nil},
-		"no memory controller":     {bookworm, without("memory"), CgroupMemory, Missing, []string{"cgroup_disable=memory", "update-grub"}},
-		"the same on RHEL":         {rocky, without("memory"), CgroupMemory, Missing, []string{"grubby"}},
-		"the same on Talos":        {talosOS, without("memory"), CgroupMemory, Missing, []string{"extraKernelArgs"}},
-		"the same on Bottlerocket": {bottle, without("memory"), CgroupMemory, Missing, []string{`[settings.boot.kernel-parameters] "cgroup_enable" = ["memory"]`}},
-		"the same on Flatcar":      {flat, without("memory"), CgroupMemory, Missing, []string{"linux_append", "/oem/grub.cfg"}},
-		"no pids controller":       {bookworm, without("pids"), CgroupPids, Missing, []string{"CONFIG_CGROUP_PIDS"}},
+		"the same, as a right":  {bookworm, func(f *Facts) { f.Node.InUserns = true }, Rights, Missing, []string{"own user namespace"}},
+		"a pod's masked /proc":  {bookworm, both(pod, masked, refused(Proc, unix.EPERM)), Proc, Missing, []string{"/proc/kcore, /proc/acpi", "privileged: true", "procMount: Unmasked"}},
+		"a unit's masked /proc": {bookworm, both(masked, refused(NestedProc, unix.EPERM)), NestedProc, Missing, []string{"ProtectKernelTunables"}},
+		"Linux 5.10":            {bookworm, both(func(f *Facts) { f.Node.Kernel = "5.10.0-46-cloud-amd64" }, refused(MountAPI, unix.ENOSYS)), Kernel, Missing, []string{"5.12 or newer"}},
+		"cgroup v1 on a kernel without its memory controller": {bookworm, both(without("memory"), func(f *Facts) { f.Node.Cgroups.V1, f.Node.Cgroups.V2 = true, false }), CgroupMemory, Missing,
+			[]string{"systemd.unified_cgroup_hierarchy=1", "update-grub"}},
+		"no cgroups":                        {bookworm, both(without("pids"), func(f *Facts) { f.Node.Cgroups.V2 = false }), CgroupPids, Missing, []string{"mount -t cgroup2 cgroup2 /sys/fs/cgroup"}},
+		"hidepid in a pod":                  {bookworm, both(pod, func(f *Facts) { f.Node.Hidepid, f.Node.SysPtrace = "2", false }), Hidepid, Missing, []string{"privileged: true"}},
+		"a pod without rights":              {bookworm, both(pod, func(f *Facts) { f.Node.SysAdmin = false }), Rights, Missing, []string{"privileged: true"}},
+		"a pod without containerd's folder": {bookworm, both(pod, refused(ContainerdAPI, unix.ENOENT)), ContainerdAPI, Note, []string{"/run/containerd into the agent's pod"}},
+		"a pod without the node's network":  {bookworm, both(pod, refused(CNI, unix.ENOENT)), CNI, Note, []string{"daemonset/components/network"}},
+		"what RHEL brought back":            {rhel9, func(f *Facts) { f.Node.Kernel = "5.11.0-1.el9.x86_64" }, Kernel, OK, nil},
+		"no memory controller":              {bookworm, without("memory"), CgroupMemory, Missing, []string{"cgroup_disable=memory", "update-grub"}},
+		"the same on RHEL":                  {rocky, without("memory"), CgroupMemory, Missing, []string{"grubby"}},
+		"the same on Talos":                 {talosOS, without("memory"), CgroupMemory, Missing, []string{"extraKernelArgs"}},
+		"the same on Bottlerocket":          {bottle, without("memory"), CgroupMemory, Missing, []string{`[settings.boot.kernel-parameters] "cgroup_enable" = ["memory"]`}},
+		"the same on Flatcar":               {flat, without("memory"), CgroupMemory, Missing, []string{"linux_append", "/oem/grub.cfg"}},
+		"no pids controller":                {bookworm, without("pids"), CgroupPids, Missing, []string{"CONFIG_CGROUP_PIDS"}},
 		"cgroups that are read-only": {bookworm, both(pod, func(f *Facts) { f.Node.Cgroups.Unwritable = []string{"/sys/fs/cgroup"} }), CgroupPids, Missing,
 			[]string{"privileged: true"}},
 		"a cgroup namespace with processes at its root": {bookworm, func(f *Facts) { f.Node.Cgroups.Busy = "/sys/fs/cgroup" }, CgroupCPU, Missing,
@@ -277,6 +284,41 @@ func TestEachDistributionGetsItsOwnRemedy(t *testing.T) {
 			require.Contains(t, l.Remedy, s, name)
 		}
 	}
+}
+
+// TestWhatADistributionHasItsOwnWayForIsSaidInItsWords: a sentence that fits every Linux helps nobody on these.
+func TestWhatADistributionHasItsOwnWayForIsSaidInItsWords(t *testing.T) {
+	words := map[string]string{
+		bookworm: `apt-get install|update-grub|modprobe -a|systemctl start`, noble: `apt-get install|update-grub|modprobe -a|systemctl start`,
+		rhel9:   `dnf install|grubby|modprobe -a|systemctl start|leapp|/usr/local/bin`,
+		talosOS: `talosctl|Talos|this distribution has one`, bottle: `apiclient|Bottlerocket|sheltie|this distribution has one`,
+		flat: `Butane|linux_append|/oem/grub.cfg|modprobe -a|systemctl start|update_engine_client|Flatcar|sysext|this distribution has one`,
+	}
+	ids := []ID{
+		Kernel, MountAPI, Openat2, Pidfd, Seccomp, CgroupPids, CgroupMemory, CgroupCPU, CgroupKill, SockDestroy, Nftables, IngressAnswer, Conntrack, Egress,
+		Overlay, Landlock, CloneInto, Vsock, KVM, Git, ContainerdAPI, Runc, GVisor, CNI,
+	}
+	for text, own := range words {
+		for _, release := range []string{"4.18.0", "6.12.0"} {
+			n := Node{OS: ParseOSRelease(text), Kernel: release, LSMs: "capability,yama", Sysctls: map[string]string{}}
+			for _, id := range ids {
+				if id == Landlock && release == "4.18.0" {
+					continue // no parameter brings it there
+				}
+				said := remedy(row(id), no(unix.ENOSYS), n)
+				require.Regexp(t, own, said, "%s on %s, Linux %s", id, n.OS.Name, release)
+				require.NotContains(t, said, "  ")
+			}
+		}
+	}
+	old := func(text string) string {
+		return remedy(row(MountAPI), no(unix.ENOSYS), Node{OS: ParseOSRelease(text), Kernel: "5.4.0", Sysctls: map[string]string{}})
+	}
+	require.Contains(t, old("ID=debian\nVERSION_ID=\"11\"\n"), "boot a kernel of 5.12 or newer: apt-get install linux-image-6.1-amd64 on Debian 11")
+	require.Contains(t, old("ID=ubuntu\nID_LIKE=debian\nVERSION_ID=\"20.04\"\n"), "linux-generic-hwe-20.04")
+	require.Equal(t, "boot a kernel of 5.12 or newer", old(alpine))
+	require.Equal(t, `add lsm=landlock,capability,yama to GRUB_CMDLINE_LINUX in /etc/default/grub, update-grub, then reboot`,
+		remedy(row(Landlock), no(unix.EOPNOTSUPP), Node{OS: ParseOSRelease(bookworm), Kernel: "6.12.0", LSMs: "capability,yama"}))
 }
 
 func TestTheRefusalHasTheTextOfTheCheck(t *testing.T) {

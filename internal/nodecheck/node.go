@@ -16,6 +16,7 @@ func lookAtNode() Node {
 	n := Node{
 		Kernel: read("/proc/sys/kernel/osrelease"), OS: readOS(), UID: os.Geteuid(), InUserns: inUserns(read("/proc/self/uid_map")),
 		Kubernetes: os.Getenv("KUBERNETES_SERVICE_HOST") != "", Sysctls: map[string]string{}, Lockdown: chosen(read("/sys/kernel/security/lockdown")),
+		LSMs: read("/sys/kernel/security/lsm"),
 	}
 	for _, name := range sysctls {
 		if v := read("/proc/sys/" + strings.ReplaceAll(name, ".", "/")); v != "" {

@@ -20,7 +20,7 @@ func TestADistributionIsReadFromItsOSRelease(t *testing.T) {
 	} {
 		require.Equal(t, want, ParseOSRelease(text).family(), text)
 	}
-	require.Equal(t, OS{ID: "rhel", Like: []string{"fedora"}, Name: "Red Hat Enterprise Linux 9.4 (Plow)"}, ParseOSRelease(rhel9))
+	require.Equal(t, OS{ID: "rhel", Like: []string{"fedora"}, Version: "9.4", Name: "Red Hat Enterprise Linux 9.4 (Plow)"}, ParseOSRelease(rhel9))
 }
 
 func TestWhatCoversProcIsSeen(t *testing.T) {
@@ -68,6 +68,16 @@ func TestVersionsAreJudged(t *testing.T) {
 	require.Equal(t, No, old.Answer)
 	require.Contains(t, old.Remedy, "2.4")
 	require.Equal(t, Inconclusive, judgeContainerd("/s", "unknown").Answer)
+	untried := judgeContainerd("/s", "v2.1.4")
+	require.Equal(t, Inconclusive, untried.Answer)
+	require.Contains(t, untried.Detail, "nothing older than 2.4")
+	require.Contains(t, untried.Remedy, "2.4")
+	for _, f := range []struct {
+		id     ID
+		oldest string
+	}{{Git, "Git 2.39"}, {ContainerdAPI, "containerd 2.4"}, {Runc, "runc 1.5"}} {
+		require.Equal(t, f.oldest, row(f.id).Since, "the table says what is judged by")
+	}
 }
 
 func TestADiskNeedsBytesAndInodes(t *testing.T) {
@@ -117,10 +127,10 @@ func TestKatasReportIsALineForEachItem(t *testing.T) {
 }
 
 func TestAShimmedProgramIsLookedForWhereContainerdLooks(t *testing.T) {
-	theirs, ours := t.TempDir(), t.TempDir()
+	theirs, ours, version := t.TempDir(), t.TempDir(), "1.5.3"
 	t.Setenv("PATH", ours)
 	program := func(dir, name string) {
-		require.NoError(t, os.WriteFile(filepath.Join(dir, name), []byte("#!/bin/sh\necho "+name+" version 1\n"), 0o755))
+		require.NoError(t, os.WriteFile(filepath.Join(dir, name), []byte("#!/bin/sh\necho "+name+" version "+version+"\n"), 0o755))
 	}
 	look := func(binary, path string) Fact { return runcShimmed.look(t.Context(), binary, path) }
 
@@ -137,7 +147,7 @@ func TestAShimmedProgramIsLookedForWhereContainerdLooks(t *testing.T) {
 	program(theirs, "runc")
 	f = look("", theirs)
 	require.Equal(t, No, f.Answer, "nor is there a shim")
-	require.Contains(t, f.Detail, "runc version 1; "+runcShimmed.shim)
+	require.Contains(t, f.Detail, "runc version 1.5.3; "+runcShimmed.shim)
 	program(theirs, runcShimmed.shim)
 	f = look("", theirs)
 	require.Equal(t, Yes, f.Answer, f)
@@ -145,6 +155,12 @@ func TestAShimmedProgramIsLookedForWhereContainerdLooks(t *testing.T) {
 
 	require.Equal(t, No, look(filepath.Join(t.TempDir(), "runc"), "").Answer, "what is configured is there or not")
 	require.Equal(t, Yes, look(filepath.Join(ours, "runc"), theirs).Answer)
+
+	version = "1.1.15"
+	program(theirs, "runc")
+	f = look("", theirs)
+	require.Equal(t, Inconclusive, f.Answer, f)
+	require.Contains(t, f.Detail, "nothing older than 1.5 has been tried; "+filepath.Join(theirs, runcShimmed.shim))
 }
 
 func TestAProbeThatHangsIsInconclusiveAndIsNotStartedAgain(t *testing.T) {

@@ -49,15 +49,21 @@ func lookAtGit(ctx context.Context) Fact {
 }
 
 // judgeGit: 2.39 is the oldest that the tests are run with.
-func judgeGit(said string) Fact {
-	m := gitVersion.FindStringSubmatch(said)
+func judgeGit(said string) Fact { return tried(said, gitVersion, 2, 39) }
+
+// runcVersion is in the first line of "runc --version". gVisor's versions are dates, and are not compared.
+var runcVersion = regexp.MustCompile(`runc version (\d+)\.(\d+)`)
+
+// tried judges what a program says of its version: what is older than anything that the tests are run with may do, and nobody knows.
+func tried(said string, version *regexp.Regexp, major, minor int) Fact {
+	m := version.FindStringSubmatch(said)
 	if m == nil {
 		return unsure("%q names no version", said)
 	}
-	major, _ := strconv.Atoi(m[1])
-	minor, _ := strconv.Atoi(m[2])
-	if major < 2 || major == 2 && minor < 39 {
-		return unsure("%s; nothing older than 2.39 has been tried", said)
+	x, _ := strconv.Atoi(m[1])
+	y, _ := strconv.Atoi(m[2])
+	if x < major || x == major && y < minor {
+		return unsure("%s; nothing older than %d.%d has been tried", said, major, minor)
 	}
 	return yes("%s", said)
 }
@@ -95,7 +101,12 @@ func (s shimmed) look(ctx context.Context, binary, path string) Fact {
 		fact.Detail = said + "; " + fact.Detail
 		return fact
 	}
-	return yes("%s; %s", said, shim)
+	fact := yes("%s", said)
+	if s == runcShimmed {
+		fact = tried(said, runcVersion, 1, 5)
+	}
+	fact.Detail += "; " + shim
+	return fact
 }
 
 func absent(program string, known bool) Fact {
@@ -196,17 +207,20 @@ func askContainerd(ctx context.Context, c config.Containerd) Fact {
 	return judgeContainerd(c.Address, v.Version)
 }
 
-// judgeContainerd: its version 2 is what the runtimes are written for.
+// judgeContainerd: its version 2 is what the runtimes are written for, and 2.4 what they are tried with.
 func judgeContainerd(address, version string) Fact {
-	major, err := strconv.Atoi(strings.TrimPrefix(strings.SplitN(version, ".", 2)[0], "v"))
-	switch {
-	case err != nil:
-		return unsure("%s: version %q", address, version)
-	case major < 2:
-		return nof("%s: version %s", address, version).do("install containerd 2.4 or newer")
+	said := fmt.Sprintf("%s: version %s", address, version)
+	fact := tried(said, containerdVersion, 2, 4)
+	if m := containerdVersion.FindStringSubmatch(said); m != nil && (m[1] == "0" || m[1] == "1") {
+		fact = nof("%s", said)
 	}
-	return yes("%s: version %s", address, version)
+	if fact.Answer != Yes {
+		fact.Remedy = "install containerd 2.4 or newer"
+	}
+	return fact
 }
+
+var containerdVersion = regexp.MustCompile(`version v?(\d+)\.(\d+)`)
 
 // lookAtKata looks for the shim and the configuration that containerd would be given.
 func lookAtKata(ctx context.Context, c config.Containerd) map[ID][]Fact {

@@ -14,6 +14,8 @@ type OS struct {
 	// ID and Like are ID and ID_LIKE: "debian", "ubuntu", "rhel", "talos", "bottlerocket", "flatcar" …
 	ID   string
 	Like []string
+	// Version is VERSION_ID: "12", "24.04"; empty where there is none.
+	Version string
 	// Name is PRETTY_NAME.
 	Name string
 }
@@ -29,6 +31,8 @@ func ParseOSRelease(text string) OS {
 			o.ID = value
 		case "ID_LIKE":
 			o.Like = strings.Fields(value)
+		case "VERSION_ID":
+			o.Version = value
 		case "PRETTY_NAME":
 			o.Name = value
 		}
@@ -118,7 +122,7 @@ func boot(o OS, parameter string) string {
 	case rhel:
 		return "grubby --update-kernel=ALL --args=" + parameter + then
 	case talos:
-		return "add " + parameter + " to the kernel arguments of the node's image (Image Factory; machine.install.extraKernelArgs on installs without UKI) and upgrade to it"
+		return "add " + parameter + " to the kernel arguments of the node's image (Talos Image Factory; machine.install.extraKernelArgs on installs without UKI) and upgrade to it"
 	case bottlerocket:
 		key, value, _ := strings.Cut(parameter, "=")
 		return fmt.Sprintf(`apiclient apply with [settings.boot.kernel-parameters] "%s" = ["%s"]%s`, key, value, then)
@@ -153,32 +157,64 @@ func remedy(f Feature, fact Fact, n Node) string {
 	if fact.Answer == Inconclusive && n.UID != 0 {
 		return "run this as root"
 	}
-	if r := special(f.ID, fact, n); r != "" {
+	if r := special(f, fact, n); r != "" {
 		return r
 	}
 	return f.Remedy
 }
 
-func special(id ID, fact Fact, n Node) string {
-	switch id {
+func special(f Feature, fact Fact, n Node) string {
+	switch f.ID {
 	case UserNS, PidNS, MountNS, NetNS, IpcNS, UtsNS, CgroupNS, NestedNS, IDMaps:
-		return namespaceRemedy(id, fact, n)
+		return namespaceRemedy(f.ID, fact, n)
 	case Proc, NestedProc:
 		return procRemedy(fact, n)
+	case Rights:
+		if n.Kubernetes {
+			return "securityContext.privileged: true, as root, without hostUsers: false"
+		}
+	case Kernel, CloneInto:
+		return kernelRemedy(f, n)
 	case MountAPI, Openat2, Pidfd:
 		if refusedByFilter(fact, n) {
 			return unconfined(n)
 		}
+		return kernelRemedy(f, n)
 	case Seccomp:
 		if errors.Is(fact.Errno, unix.EACCES) || errors.Is(fact.Errno, unix.EPERM) {
 			return "let the agent's container set filters of its own: " + unconfined(n)
 		}
-	case CgroupMemory:
-		return "take cgroup_disable=memory out of the kernel's parameters, or " + boot(n.OS, "cgroup_enable=memory")
+		return kernelRemedy(f, n)
+	case CgroupPids, CgroupMemory, CgroupCPU:
+		return controllerRemedy(f.ID, n)
 	case CgroupKill:
 		if n.Cgroups.V1 {
-			return boot(n.OS, "systemd.unified_cgroup_hierarchy=1") + "; nothing has to be done"
+			return boot(n.OS, unified) + "; nothing has to be done"
 		}
+		return kernelRemedy(f, n)
+	case Hidepid:
+		return hidepidRemedy(n)
+	case Landlock:
+		return landlockRemedy(f, n)
+	case SockDestroy, Nftables, IngressAnswer, Conntrack, Egress, Overlay, Vsock, KVM:
+		return moduleRemedy(f.ID, n)
+	case Git:
+		return install(n.OS, "git")
+	case Runc:
+		return runcRemedy(n.OS)
+	case GVisor:
+		return gvisorRemedy(n.OS)
+	case ContainerdAPI:
+		return containerdRemedy(fact, n)
+	case CNI:
+		return cniRemedy(n)
+	}
+	return ""
+}
+
+// moduleRemedy is for what kernel modules bring.
+func moduleRemedy(id ID, n Node) string {
+	switch id {
 	case SockDestroy:
 		return module(n.OS, "tcp_diag", "udp_diag") + "; kernel option CONFIG_INET_DIAG_DESTROY"
 	case Nftables:
@@ -195,14 +231,6 @@ func special(id ID, fact Fact, n Node) string {
 		return module(n.OS, "vsock", "vhost_vsock")
 	case KVM:
 		return "turn virtualisation on in the firmware, or nested virtualisation for a virtual node, then " + module(n.OS, "kvm_intel") + " (kvm_amd on AMD)"
-	case Git:
-		return install(n.OS, "git")
-	case Runc:
-		return install(n.OS, "runc") + ", or name the program in containerd.runtimes.runc.binary"
-	case ContainerdAPI:
-		if n.OS.family() == debian || n.OS.family() == rhel {
-			return "systemctl start containerd, or name its socket in containerd.address"
-		}
 	}
 	return ""
 }
@@ -230,7 +258,7 @@ func namespaceRemedy(id ID, fact Fact, n Node) string {
 	case fact.Errno == unix.ENOSPC || limit != "" && n.Sysctls[limit] == "0":
 		return sysctl(n.OS, limit, suggestedNamespaces)
 	case fact.Errno == unix.EINVAL:
-		return "boot a kernel with that kind of namespace: " + row(id).Remedy
+		return withOwnKernel("boot a kernel with that kind of namespace: "+row(id).Remedy, n.OS)
 	case n.InUserns:
 		return "run the agent in the node's own user namespace (Kubernetes: without hostUsers: false)"
 	case refusedByFilter(fact, n):
