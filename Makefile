@@ -46,11 +46,13 @@ test: ## all tests, as root, and go vet
 	@scripts/setup.sh build test
 	@scripts/test.sh
 
-test-long: ## the tests five times over, to find what only fails sometimes, and each parser fuzzed for a minute
+test-long: ## the tests five times over, to find what only fails sometimes, whole suites over runc, 200 sandboxes up and down, and each parser fuzzed for a minute
 	@scripts/need-root.sh "make test-long"
 	@scripts/setup.sh build test
 	@scripts/test.sh -count=5
 	@SANDBOX_TEST_LONG=1 go test ./tests/faults ./internal/agent/journal -v -timeout 6h
+	@SANDBOX_TEST_LONG=1 go test ./internal/runtime/containerd ./tests/network -run ^TestMany -count=1 -v -timeout 2h
+	@SANDBOX_TEST_LONG=1 go test ./tests/runtimes -count=1 -v -timeout 3h
 	@scripts/fuzz.sh 60s
 
 test-kernel: ## promises and attacks on Linux 5.10 to the newest, in emulated guests (KERNELS="6.1 6.12", KERNEL=vmlinuz MODULES=lib/modules/VERSION for one's own; KERNELFLAGS: see tests/kernel)
