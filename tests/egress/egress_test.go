@@ -243,13 +243,19 @@ func (w *world) refused(listed string) {
 	require.Len(w.t, w.events(listed, r.GetExecId()), 64)
 	log, err := os.ReadFile(w.Log)
 	require.NoError(w.t, err)
-	lines := 0
+	logged := map[string]bool{}
 	for line := range strings.Lines(string(log)) {
 		if strings.Contains(line, "refused over the network") && strings.Contains(line, r.GetExecId()) {
-			lines++
+			require.Contains(w.t, line, listed, "the session")
+			for _, what := range r.GetRefusedDestinations() {
+				if strings.Contains(line, what) {
+					require.False(w.t, logged[what], "each has one line: %s", line)
+					logged[what] = true
+				}
+			}
 		}
 	}
-	require.Equal(w.t, 64, lines)
+	require.Len(w.t, logged, 64)
 }
 
 // events are the refusals that the session's events tell of an exec, all of them before its result.
@@ -343,7 +349,7 @@ func (w *world) showAndProbe(session string) {
 	require.Equal(w.t, 0, code, text)
 	require.Contains(w.t, text, "web.example:80")
 	require.Contains(w.t, text, netlab.NodeAddr+":10250", "the node's address, which is not this program's")
-	for check, want := range map[string]int{"--allowed closed.example:80": 11, "--address " + netlab.Web + ":80": 13, "--management " + netlab.Web + ":80": 15} {
+	for check, want := range map[string]int{"--allowed closed.example:80": 11, "--other web.example:80": 12, "--address " + netlab.Web + ":80": 13, "--management " + netlab.Web + ":80": 15} {
 		text, code = probe(strings.Fields(check)...)
 		require.Equal(w.t, want, code, "%s: %s", check, text)
 	}
