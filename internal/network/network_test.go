@@ -296,6 +296,28 @@ func (l *lab) owned(words []string, table string) (release func()) {
 	}
 }
 
+func TestP10ASandboxWhoseRulesCantBeSetIsNotConnected(t *testing.T) {
+	l := newLab(t, false)
+	for what, table := range map[string]string{
+		"where it sends":     "netdev " + l.rules.ingress.Name,
+		"where it is routed": "inet " + l.rules.routed.Name,
+		"of its egress":      "inet " + l.egress.table.Name,
+	} {
+		t.Run("rules "+what, func(t *testing.T) {
+			id := "sb-" + strings.ReplaceAll(what, " ", "-")
+			release := l.own(table)
+			err := l.tryConnect(id, Bridge)
+			release()
+			require.ErrorIs(t, err, ErrUnavailable)
+			require.ErrorContains(t, err, "CONFIG_NF", "and what a kernel needs for them")
+			require.NoError(t, l.Remove(t.Context(), id))
+			require.Empty(t, l.remains())
+			require.NoError(t, l.tryConnect(id, Bridge), "control: nothing else keeps it from that")
+			require.NoError(t, l.Remove(t.Context(), id))
+		})
+	}
+}
+
 func TestP10ASandboxWhoseRulesCantBeHadIsCutOff(t *testing.T) {
 	for name, find := range map[string]func(*lab) (Lapses, error){
 		"by the look": func(l *lab) (Lapses, error) { var seen uint32; return l.look(&seen) },
