@@ -68,6 +68,52 @@ func TestTheAgentsPodHasNoMoreThanItNeeds(t *testing.T) {
 	}
 }
 
+func TestTheDaemonSetIsOnEveryNodeAndGivesWayOneAtATime(t *testing.T) {
+	deploy(t)
+	type probe struct{ HTTPGet struct{ Path string } }
+	type daemonSet struct {
+		Spec struct {
+			UpdateStrategy struct {
+				Type          string
+				RollingUpdate struct{ MaxUnavailable, MaxSurge int }
+			}
+			Template struct {
+				Metadata struct{ Annotations map[string]string }
+				Spec     struct {
+					Tolerations []map[string]string
+					Containers  []struct {
+						StartupProbe, ReadinessProbe, LivenessProbe probe
+						Resources                                   struct{ Requests, Limits map[string]string }
+					}
+				}
+			}
+		}
+	}
+	d := decode[daemonSet](t, kubectl(t, "-n", namespace, "get", "daemonset", "sandbox-agent", "-o", "json")).Spec
+	require.Equal(t, "RollingUpdate", d.UpdateStrategy.Type)
+	require.Equal(t, 1, d.UpdateStrategy.RollingUpdate.MaxUnavailable)
+	require.Zero(t, d.UpdateStrategy.RollingUpdate.MaxSurge, "two agents can't have one state folder")
+	require.Equal(t, []map[string]string{{"operator": "Exists"}}, d.Template.Spec.Tolerations, "every taint")
+	require.Equal(t, map[string]string{"prometheus.io/scrape": "true", "prometheus.io/port": "9464", "prometheus.io/path": "/metrics"}, only(d.Template.Metadata.Annotations, "prometheus.io/"))
+	agent := d.Template.Spec.Containers[0]
+	require.Equal(t, []string{"/healthz", "/readyz", "/healthz"}, []string{agent.StartupProbe.HTTPGet.Path, agent.ReadinessProbe.HTTPGet.Path, agent.LivenessProbe.HTTPGet.Path})
+	require.NotEmpty(t, agent.Resources.Requests["cpu"])
+	require.NotEmpty(t, agent.Resources.Requests["memory"])
+	require.NotEmpty(t, agent.Resources.Limits["memory"])
+	require.NotContains(t, agent.Resources.Limits, "cpu", "it would delay every command")
+}
+
+// only are the entries whose names begin so.
+func only(all map[string]string, prefix string) map[string]string {
+	some := map[string]string{}
+	for name, value := range all {
+		if strings.HasPrefix(name, prefix) {
+			some[name] = value
+		}
+	}
+	return some
+}
+
 // get asks for a page, and answers with it.
 func get(t *testing.T, url string, status int) string {
 	t.Helper()
@@ -79,10 +125,29 @@ func get(t *testing.T, url string, status int) string {
 	return string(b)
 }
 
+// metricsAddress is where the agent's pod serves them.
+func metricsAddress(t *testing.T) string {
+	t.Helper()
+	return "http://" + kubectl(t, "-n", namespace, "get", "pod", pod(t), "-o", "jsonpath={.status.podIP}:9464")
+}
+
 func TestMetricsAndHealthAreServedAtThePodsAddress(t *testing.T) {
 	deploy(t)
-	require.Equal(t, sandboxv1.ExecResult_EXITED, newSession(t, "measured").exec("a", "git commit -q --allow-empty -m Work").GetStatus())
-	address := "http://" + kubectl(t, "-n", namespace, "get", "pod", pod(t), "-o", "jsonpath={.status.podIP}:9464")
+	s := newSession(t, "measured")
+	require.Equal(t, sandboxv1.ExecResult_EXITED, s.exec("a", "git commit -q --allow-empty -m Work").GetStatus())
+	address := metricsAddress(t)
+	require.Equal(t, sandboxv1.ExecResult_EXITED, s.during("b", func() {
+		queued := make(chan error, 1)
+		go func() {
+			_, err := s.ask("c", "true")
+			queued <- err
+		}()
+		t.Cleanup(func() { require.NoError(t, <-queued) })
+		until(t, "one command runs and one waits", func() bool {
+			m := get(t, address+"/metrics", http.StatusOK)
+			return strings.Contains(m, "\nsandbox_agent_exec_queue_length 1\n") && strings.Contains(m, "\nsandbox_agent_execs_running 1\n")
+		})
+	}).GetStatus())
 	get(t, address+"/healthz", http.StatusOK)
 	get(t, address+"/readyz", http.StatusOK)
 	metrics := get(t, address+"/metrics", http.StatusOK)

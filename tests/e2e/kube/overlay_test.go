@@ -47,6 +47,14 @@ func TestAPodThatThePolicyTakesRunsUnderGVisor(t *testing.T) {
 		return kubectl(t, "-n", "tenants", "get", "pod", "sandbox", "-o", "jsonpath={.status.phase}") == "Succeeded"
 	})
 	require.Contains(t, kubectl(t, "-n", "tenants", "logs", "sandbox"), "gvisor")
+
+	// What comes into a pod later is judged as well.
+	debug := func(image, profile string) []string {
+		return []string{"-n", "tenants", "debug", "sandbox", "--image=" + image, "--profile=" + profile, "--", "true"}
+	}
+	require.Contains(t, refused(t, debug("registry.example/tools:1", "general")...), "registry.example/tools:1")
+	require.Contains(t, refused(t, debug(deployed.rootfs.String(), "sysadmin")...), "nothing of the node", "that profile's container is privileged")
+	kubectl(t, debug(deployed.rootfs.String(), "general")...)
 }
 
 func TestTheOverlayGVisorHostsSandboxesUnderGVisorThatOutliveTheAgentsPod(t *testing.T) {

@@ -170,6 +170,8 @@ func TestNobodyHasMoreRightsThanTheyNeed(t *testing.T) {
 		run(agent, "get", "pods"), run(agent, "get", "secrets"), run(agent, "get", "nodes"), run(agent, "get", "configmaps"), run(agent, execute...),
 		run("viewer", execute...), run("viewer", "get", "secrets"), run("viewer", "delete", "pod", p), run("viewer", "create", "configmap", "x"),
 		run("operator", "get", "secrets"), run("operator", "delete", "pod", p), run("operator", "-n", "kube-system", "get", "pods"), run("operator", "get", "nodes"),
+		// Who makes a pod here is root on its node.
+		run("viewer", "run", "x", "--image=x"), run("operator", "run", "x", "--image=x"), run("operator", "delete", "daemonset", "sandbox-agent"),
 	} {
 		require.Regexp(t, "Forbidden|is forbidden: User", refused(t, args...), "kubectl %v", args)
 	}
