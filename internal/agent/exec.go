@@ -50,6 +50,8 @@ type execution struct {
 	cancelledAt time.Time
 	// because says why it was cancelled when no caller of CancelExec wanted it: a clause; guarded by session.mu.
 	because string
+	// evicts is what the end of its sandbox counts as, when it is that of no caller either (metrics.Evicted); guarded by session.mu.
+	evicts string
 
 	started chan struct{} // the intent is durable
 	done    chan struct{}
@@ -622,7 +624,7 @@ func (s *session) record(e *execution, p *proven, r *sandboxv1.ExecResult, harve
 	}
 	ops := append(e.endedEvents(p, r, harvest), journal.Set(execKey(s.id, id), encode(rec)), journal.Delete(openKey(s.id, id)))
 	if harvest != nil && didAnything(*harvest) {
-		err = s.save(durable, func(r *sessionRecord) { r.LastHarvest = harvest }, ops...)
+		err = s.saveHarvest(durable, harvest, ops...)
 	} else {
 		err = s.agent.journal.Update(context.Background(), durable, ops...)
 	}
@@ -644,13 +646,26 @@ func (s *session) leave(e *execution, v verdict, effects ExecEffects) error {
 		if !s.state().HasSandbox() {
 			return nil // recovery has stopped it already
 		}
-		_, err := s.stop(why)
-		return err
+		if _, err := s.stop(why); err != nil {
+			return err
+		}
+		s.countEviction(e)
+		return nil
 	}
 	if s.state() == Executing {
 		return s.apply(EvExecEnd, "", nil)
 	}
 	return nil
+}
+
+// countEviction counts a sandbox that ended with its command, when no caller had asked for that.
+func (s *session) countEviction(e *execution) {
+	s.mu.Lock()
+	reason := e.evicts
+	s.mu.Unlock()
+	if reason != "" {
+		s.agent.metrics.Evicted(reason)
+	}
 }
 
 // leftBehind says why a command's receipt, although it verifies, is no ground to run another one beside what it left;

@@ -3,12 +3,14 @@ package agent
 import (
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
 	sandboxv1 "github.com/sandbox-agent/sandbox-agent/api/sandbox/v1"
+	"github.com/sandbox-agent/sandbox-agent/internal/agent/gitview"
 	"github.com/sandbox-agent/sandbox-agent/internal/agent/journal"
 	"github.com/sandbox-agent/sandbox-agent/internal/config"
 )
@@ -106,4 +108,17 @@ func TestASandboxThatCannotBeRecordedChangesNothing(t *testing.T) {
 	got := n.exec("s", "x", "true")
 	require.Equal(t, sandboxv1.ExecResult_EXITED, got.GetStatus())
 	require.Equal(t, before.GetGeneration()+1, got.GetGeneration())
+}
+
+// A harvest that the journal takes in no record is told nobody, and all that comes after it is recorded.
+func TestAHarvestThatCannotBeRecordedIsNotKept(t *testing.T) {
+	n := newNode(t)
+	n.session("s")
+	s := n.agent.sessions["s"]
+	err := s.do(n.ctx(), func() error {
+		return s.saveHarvest(true, &gitview.Harvest{Detail: strings.Repeat("x", journal.MaxValue)})
+	})
+	require.ErrorIs(t, err, journal.ErrBadKey)
+	n.retire("s")
+	require.Equal(t, sandboxv1.Session_IDLE, n.get("s").GetState())
 }

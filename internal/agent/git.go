@@ -11,6 +11,7 @@ import (
 	sandboxv1 "github.com/sandbox-agent/sandbox-agent/api/sandbox/v1"
 	"github.com/sandbox-agent/sandbox-agent/internal/agent/gitjail"
 	"github.com/sandbox-agent/sandbox-agent/internal/agent/gitview"
+	"github.com/sandbox-agent/sandbox-agent/internal/agent/journal"
 	"github.com/sandbox-agent/sandbox-agent/pkg/gitguard"
 )
 
@@ -130,10 +131,25 @@ func (s *session) settle() gitview.Harvest {
 		return h
 	}
 	point("settle.harvested")
-	if err := s.save(false, func(r *sessionRecord) { r.LastHarvest = &h }, s.conflictEvents("", h)...); err != nil {
+	if err := s.saveHarvest(false, &h, s.conflictEvents("", h)...); err != nil {
 		s.log.Error("harvest not recorded", "error", err)
 	}
 	return h
+}
+
+// saveHarvest records what a harvest did, with other changes. What can't be recorded is not the session's: it would keep all
+// that comes after from being recorded too.
+func (s *session) saveHarvest(durable bool, h *gitview.Harvest, more ...journal.Op) error {
+	s.mu.Lock()
+	before := s.rec.LastHarvest
+	s.mu.Unlock()
+	err := s.save(durable, func(r *sessionRecord) { r.LastHarvest = h }, more...)
+	if err != nil {
+		s.mu.Lock()
+		s.rec.LastHarvest = before
+		s.mu.Unlock()
+	}
+	return err
 }
 
 // standsUnrecorded says whether the session's record does not show the conflicts that stand: the agent that was told of

@@ -48,9 +48,11 @@ func (v *View) Harvest(ctx context.Context) Harvest {
 		v.settled = false
 		v.state.Pending = true
 		h.Status, h.Refs, h.Standing = Failed, nil, v.state.Told
+		h.Detail = cutTo(h.Detail, mostSaid/2) // so that there is room for why
 		h.say(err.Error())
 	}
 	h.speakable()
+	h.bound()
 	return h.Harvest
 }
 
@@ -80,13 +82,16 @@ type harvest struct {
 }
 
 func (h *harvest) say(format string, args ...any) {
+	if len(h.Detail) >= mostSaid {
+		return
+	}
 	if h.Detail != "" {
 		h.Detail += "; "
 	}
 	if len(args) > 0 {
 		format = fmt.Sprintf(format, args...)
 	}
-	h.Detail += format
+	h.Detail = cutTo(h.Detail+format, mostSaid)
 }
 
 func (h *harvest) run(ctx context.Context) error {

@@ -154,7 +154,7 @@ func (p *printer) below(parent *os.File, name, path string, depth int, skip func
 		return
 	}
 	defer d.Close()
-	entries, err := d.ReadDir(mostRefs - p.seen + 1)
+	entries, err := d.ReadDir(max(mostRefs-p.seen, 0) + 1) // 0 would be all of them
 	if depth >= mostDepth || p.seen+len(entries) > mostRefs || err != nil && !errors.Is(err, io.EOF) {
 		p.print.Racy = true
 		return

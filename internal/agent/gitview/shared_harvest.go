@@ -70,6 +70,8 @@ func (v *View) harvestShared() Harvest {
 			h.say("%v", err)
 		}
 	}
+	h.speakable()
+	h.bound()
 	return h.Harvest
 }
 

@@ -13,8 +13,12 @@ import (
 	"github.com/sandbox-agent/sandbox-agent/internal/agent/hostfs"
 )
 
-// mostEntries bounds how much of a private Git folder is walked.
-const mostEntries = 1 << 20
+const (
+	// mostEntries bounds how much of a private Git folder is walked.
+	mostEntries = 1 << 20
+	// mostLocks bounds how many lock files there may be in it: killed Gits leave some.
+	mostLocks = 1000
+)
 
 var errForeign = errors.New("neither a file nor a folder")
 
@@ -70,7 +74,10 @@ func (w *walker) entry(d *os.File, e os.DirEntry, name string, depth int) error 
 		return w.in(d, e.Name(), name, depth+1)
 	case !e.Type().IsRegular():
 		return fmt.Errorf("%s is %w: remove it in the session (rm), and what it was made for works again", w.at(name), errForeign)
-	case strings.HasSuffix(e.Name(), ".lock"):
+	case !strings.HasSuffix(e.Name(), ".lock"):
+	case len(w.locks) == mostLocks:
+		return fmt.Errorf("%s has more than %d lock files: remove them in the session (find . -name '*.lock' -delete, in its .git)", w.shown, mostLocks)
+	default:
 		w.locks = append(w.locks, name)
 	}
 	return nil

@@ -1,0 +1,85 @@
+package gitview
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"unicode/utf8"
+
+	"github.com/stretchr/testify/require"
+)
+
+// requireSmall wants a harvest to fit into a record of the journal many times.
+func requireSmall(t *testing.T, h Harvest) {
+	t.Helper()
+	b, err := json.Marshal(h)
+	require.NoError(t, err)
+	require.Less(t, len(b), 512<<10)
+	require.Less(t, len(h.Detail), mostSaid+256)
+}
+
+func TestP16AsManyRefsAsACommandLikesMakeNoLargeHarvest(t *testing.T) {
+	w := newWorld(t)
+	// Each is 900 bytes, and as JSON six times that.
+	part := "/" + strings.Repeat("<", 225)
+	const refs = 150
+	_, h := w.command(fmt.Sprintf(`I=$(git rev-parse HEAD) && for i in $(seq %d); do echo "$I refs/heads/b$i%s"; done >> %s/packed-refs`, refs, strings.Repeat(part, 4), w.git))
+	require.Equal(t, Harvested, h.Status, h.Detail)
+	requireSmall(t, h)
+	require.NotEmpty(t, h.Refs)
+	require.Contains(t, h.Detail, fmt.Sprintf("there are %d more written refs", refs-len(h.Refs)))
+	require.Equal(t, refs, strings.Count(w.host("for-each-ref", "refs/heads/"), "/b"), "all are there, also those that are not named")
+}
+
+func TestP16AsManyNamesThatAreNoneAsACommandLikesMakeNoLargeHarvest(t *testing.T) {
+	w := newWorld(t)
+	_, h := w.command(fmt.Sprintf(`I=$(git rev-parse HEAD) && seq -f "$I refs/heads/%s%%06.0f" 20000 >> %s/packed-refs && git commit -q --allow-empty -m Mine`, strings.Repeat("x", 250), w.git))
+	require.Equal(t, Harvested, h.Status, h.Detail)
+	requireSmall(t, h)
+	require.Contains(t, h.Detail, "a component of more than 250 bytes")
+	require.Equal(t, "Mine", w.host("log", "-1", "--format=%s", "topic"))
+}
+
+func TestP16AsManyLocksAsACommandLikesMakeNoLargeHarvest(t *testing.T) {
+	w := newWorld(t)
+	plant := func(n int) string {
+		return fmt.Sprintf(`mkdir -p %s/refs/j && for i in $(seq %[2]d); do : > "%[1]s/refs/j/%[3]s$i.lock"; done`, w.git, n, strings.Repeat("<", 200))
+	}
+	_, h := w.command(plant(mostLocks))
+	require.NotEqual(t, Failed, h.Status, h.Detail)
+	requireSmall(t, h)
+	require.Contains(t, h.Detail, fmt.Sprintf("there are %d more removed lock files", mostLocks-len(h.StaleLocks)))
+	left, err := os.ReadDir(filepath.Join(w.v.Private(), "refs/j"))
+	require.NoError(t, err)
+	require.Empty(t, left, "all are removed, also those that are not named")
+
+	_, h = w.command(plant(mostLocks+1) + " && git commit -q --allow-empty -m Mine")
+	require.Equal(t, Failed, h.Status)
+	require.Contains(t, h.Detail, "remove them in the session")
+	requireSmall(t, h)
+	_, h = w.command("cd " + w.git + " && find . -name '*.lock' -delete")
+	require.Equal(t, Harvested, h.Status, h.Detail)
+	require.Equal(t, "Mine", w.host("log", "-1", "--format=%s", "topic"), "and it goes on once they are removed as was said")
+}
+
+func TestInTheSharedLayoutALocksNameIsUTF8(t *testing.T) {
+	w := newSharedWorld(t)
+	_, h := w.command(`touch "$(printf '` + w.meta + `/\377.lock')"`)
+	require.Len(t, h.StaleLocks, 1, h.Detail)
+	require.True(t, utf8.ValidString(h.StaleLocks[0]), "an answer holds nothing else")
+}
+
+func TestWhatIsSaidOfAHarvestIsBoundedAndWhyItFailedIsInIt(t *testing.T) {
+	h := &harvest{}
+	for range 10_000 {
+		h.say("something long %s", strings.Repeat("ü", 100))
+	}
+	require.Less(t, len(h.Detail), mostSaid+16)
+	require.True(t, utf8.ValidString(h.Detail))
+	h.Detail = cutTo(h.Detail, mostSaid/2)
+	h.say("why")
+	require.Contains(t, h.Detail, "; why")
+}
