@@ -101,8 +101,8 @@ func (s *session) withdraw(e *execution, why string) {
 }
 
 // cancelRunning ends the command that runs now, because of something else than a call of CancelExec: a clause. What comes
-// of it is seen from its receipt.
-func (s *session) cancelRunning(because string) {
+// of it is seen from its receipt. evicts is what the end of its sandbox counts as (metrics.Evicted), empty where a caller asked for it.
+func (s *session) cancelRunning(because, evicts string) {
 	s.mu.Lock()
 	e := s.running
 	s.mu.Unlock()
@@ -117,7 +117,7 @@ func (s *session) cancelRunning(because string) {
 	s.mu.Lock()
 	effects, err := s.cancelled(e)
 	if err == nil && effects.Cancel {
-		e.because = because
+		e.because, e.evicts = because, evicts
 	}
 	s.mu.Unlock()
 	if err == nil && effects.Cancel {

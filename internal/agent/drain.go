@@ -109,7 +109,7 @@ func (s *session) drain(over context.Context) *sandboxv1.DrainedSession {
 	case <-over.Done():
 		defer s.haste.hurry()()
 		if !s.agent.isClosing() {
-			s.cancelRunning("the node is drained")
+			s.cancelRunning("the node is drained", metrics.EvictedDrain)
 		}
 		err = <-done
 	}

@@ -277,7 +277,7 @@ func (a *Agent) UpdateGrants(ctx context.Context, r *sandboxv1.UpdateGrantsReque
 			defer over()
 			return s.replaceGrants(check, set)
 		})
-		s.cancelRunning("the session's grants were replaced")
+		s.cancelRunning("the session's grants were replaced", "")
 		if err := s.await(ctx, done); err != nil {
 			return nil, err
 		}
@@ -460,7 +460,7 @@ func (s *session) expire() {
 		s.withdrawQueued("one of the session's grants expired while it waited")
 		return s.ended(s.forgetGrants())
 	})
-	s.cancelRunning("one of the session's grants expired")
+	s.cancelRunning("one of the session's grants expired", metrics.EvictedGrant)
 }
 
 // gone is the event of a sandbox that was seen to be gone.

@@ -293,6 +293,7 @@ func TestP15AnExpiredGrantEndsTheSandboxAndTheCommand(t *testing.T) {
 	require.NoFileExists(t, filepath.Join(w, "waiting-ran"))
 	s = n.until("g", sandboxv1.Session_GRANTS_REQUIRED)
 	require.True(t, s.GetSandbox().GetEvidence().GetComplete())
+	n.counts(`sandboxes_evicted_total{reason="grant"} 1`)
 	_, err = n.agent.Exec(n.ctx(), &sandboxv1.ExecRequest{SessionId: "g", Command: "true"})
 	require.ErrorIs(t, err, ErrPrecondition)
 	require.ErrorContains(t, err, "kube expired at")
@@ -314,6 +315,7 @@ func TestP15AnExpiredGrantEndsTheSandboxAndTheCommand(t *testing.T) {
 	n.expireNow("g")
 	n.agent.lookAtTimes()
 	n.until("g", sandboxv1.Session_GRANTS_REQUIRED)
+	n.counts(`sandboxes_evicted_total{reason="grant"} 1`)
 }
 
 // expireNow moves the session's expiry into the past: a test that waits for a clock would depend on it.

@@ -42,6 +42,7 @@ func TestAnIdleSandboxIsRemovedAndTheNextCommandGetsAnother(t *testing.T) {
 	require.Equal(t, "work\n", r.GetStdoutText())
 	require.EqualValues(t, 2, r.GetGeneration())
 	require.Equal(t, "work\n", n.exec("s", "e2", "cat file; ls ~").GetStdoutText(), "what was answered is answered")
+	n.counts(`sandboxes_evicted_total{reason="idle"} 1`, `sandbox_start_seconds_count{runtime="embedded"} 2`, `sandboxes{runtime="embedded"} 1`, `execs_total{status="EXITED"} 2`)
 }
 
 func TestASandboxThatIsTooOldGoesOnceItsCommandHasEnded(t *testing.T) {
@@ -53,6 +54,7 @@ func TestASandboxThatIsTooOldGoesOnceItsCommandHasEnded(t *testing.T) {
 	n.agent.endWhatIsOver(time.Now().Add(101 * time.Hour))
 	n.agent.endWhatIsOver(time.Now().Add(101 * time.Hour))
 	require.Equal(t, sandboxv1.Session_EXECUTING, n.get("s").GetState(), "between commands only")
+	n.counts(`execs_running 1`, `exec_queue_length 1`, `sessions{state="EXECUTING"} 1`)
 	require.NoError(t, os.WriteFile(filepath.Join(w, "go"), nil, 0o644))
 	r, err := running.wait()
 	require.NoError(t, err)
@@ -62,6 +64,7 @@ func TestASandboxThatIsTooOldGoesOnceItsCommandHasEnded(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, "waited\n", r.GetStdoutText())
 	require.EqualValues(t, 2, r.GetGeneration(), "the one that waited has a sandbox of its own")
+	n.counts(`sandboxes_evicted_total{reason="age"} 1`)
 	n.atRest("s")
 	n.agent.endWhatIsOver(time.Now().Add(99 * time.Hour))
 	require.Contains(t, n.until("s", sandboxv1.Session_IDLE).GetReason(), "lifetime.idle")
@@ -176,6 +179,7 @@ func TestADrainedNodeStartsNothingAndStopsEverythingWithEvidence(t *testing.T) {
 			require.Equal(t, sandboxv1.Session_IDLE, n.get(id).GetState())
 		}
 	}
+	n.counts(`sandboxes_evicted_total{reason="drain"} 2`, `execs_total{status="CANCELLED"} 1`, `sessions{state="IDLE"} 3`, `execs_running 0`)
 	require.NoError(t, n.agent.Close())
 	n.start()
 	require.EqualValues(t, 0, n.exec("b", "waiting", "touch waiting-ran").GetExitCode(), "a restarted agent is not drained, and the id was not used up")

@@ -12,6 +12,7 @@ import (
 
 	sandboxv1 "github.com/sandbox-agent/sandbox-agent/api/sandbox/v1"
 	"github.com/sandbox-agent/sandbox-agent/internal/config"
+	"github.com/sandbox-agent/sandbox-agent/internal/metrics"
 	"github.com/sandbox-agent/sandbox-agent/internal/runtime"
 	"github.com/sandbox-agent/sandbox-agent/internal/runtime/embedded"
 	"github.com/sandbox-agent/sandbox-agent/internal/testkit"
@@ -83,10 +84,15 @@ func newAgent(cfg config.Config, parent, receiptd, pid1 string, wrap ...func(map
 	for _, f := range wrap {
 		f(runtimes)
 	}
-	return New(Options{
+	m := metrics.New("test")
+	a, err := New(Options{
 		Config: cfg, Runtimes: runtimes, Receiptd: receiptd, Pid1: pid1,
-		Version: "test", Log: testLog(),
+		Version: "test", Log: testLog(), Metrics: m,
 	})
+	if err == nil {
+		m.Watch(a.Figures)
+	}
+	return a, err
 }
 
 // newNode starts an agent; whatever it still has at the test's end is deleted with evidence.

@@ -455,7 +455,7 @@ func (s *session) retire(ctx context.Context, check func() error, why, because s
 		over() // what comes then has bounds of its own
 		return then()
 	})
-	s.cancelRunning(because)
+	s.cancelRunning(because, "")
 	if err := s.await(ctx, done); err != nil {
 		return nil, err
 	}
