@@ -256,10 +256,14 @@ func (s *session) launch(e *execution, sb *attached) (receiptdv1.Receiptd_ExecCl
 	if s.agent.cfg.Log.Commands {
 		s.log.Debug("exec starts", "exec", in.ExecID, "command", e.command)
 	}
+	// startMu is held: nobody may wait longer for a connection whose other end takes nothing than for one that is made. Writing
+	// knows no context, but ends with the connection.
+	stuck := time.AfterFunc(s.agent.attachTime(), func() { sb.conn.Close() })
 	stream, err := sb.receiptd.Exec(s.agent.ctx, &receiptdv1.ExecRequest{
 		AttachEpoch: sb.epoch, ExecId: in.ExecID, Nonce: nonce, Command: e.command, TimeoutMs: in.TimeoutMS,
 		Labels: in.Labels, RequestedTimeoutMs: e.wishMS, GrantsDigest: in.GrantsDigest, SpillBytes: e.spillBytes(),
 	})
+	stuck.Stop()
 	if err != nil {
 		s.log.Warn("exec not handed over", "exec", in.ExecID, "error", err)
 		return nil, nil
