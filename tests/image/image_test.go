@@ -2,7 +2,9 @@ package image
 
 import (
 	"archive/tar"
+	"bytes"
 	"compress/gzip"
+	"debug/elf"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -10,6 +12,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -46,6 +49,7 @@ func run(m *testing.M) int {
 var (
 	out   string
 	built sync.Once
+	said  string
 	why   error
 )
 
@@ -53,7 +57,7 @@ var (
 func build(t *testing.T) string {
 	t.Helper()
 	testkit.Need(t, testkit.Root, testkit.Git, testkit.Program("bwrap"), testkit.Program("jq"), testkit.Program("dpkg-deb"))
-	built.Do(func() { why = makeImages("first") })
+	built.Do(func() { said, why = makeImages("first") })
 	require.NoError(t, why)
 	return filepath.Join(out, "first")
 }
@@ -64,22 +68,24 @@ func script(name string, args ...string) *exec.Cmd {
 	return cmd
 }
 
-func makeImages(name string, args ...string) error {
+// makeImages answers with what the build says.
+func makeImages(name string, args ...string) (said string, err error) {
 	cmd := script("image.sh", append([]string{"-o", filepath.Join(out, name)}, args...)...)
 	// Another machine's habits, in the second build.
 	if len(args) > 0 {
 		cmd.Env = append(cmd.Env, "TZ=Pacific/Chatham", "LC_ALL=tr_TR.UTF-8", "LANG=tr_TR.UTF-8")
 	}
-	said, err := cmd.CombinedOutput()
+	b, err := cmd.CombinedOutput()
 	if err != nil {
-		return fmt.Errorf("%w\n%s", err, said)
+		return "", fmt.Errorf("%w\n%s", err, b)
 	}
-	return nil
+	return string(b), nil
 }
 
 func TestTwoBuildsAreTheSameToTheByte(t *testing.T) {
 	first := build(t)
-	require.NoError(t, makeImages("second", "-n"))
+	_, err := makeImages("second", "-n")
+	require.NoError(t, err)
 	for _, name := range images {
 		for _, file := range []string{".digest", ".tar", ".packages", ".spdx.json"} {
 			a, err := os.ReadFile(filepath.Join(first, name+file))
@@ -142,7 +148,14 @@ func TestAToolThatDoesNotWorkFailsTheBuild(t *testing.T) {
 }
 
 // entries are the layers' entries of an image.
-func entries(t *testing.T, dir, name string) []*tar.Header {
+func entries(t *testing.T, dir, name string) (all []*tar.Header) {
+	t.Helper()
+	walk(t, dir, name, func(h *tar.Header, _ io.Reader) { all = append(all, h) })
+	return all
+}
+
+// walk visits the layers' entries of an image, with their content.
+func walk(t *testing.T, dir, name string, visit func(*tar.Header, io.Reader)) {
 	t.Helper()
 	var index v1.Index
 	var manifest v1.Manifest
@@ -153,7 +166,6 @@ func entries(t *testing.T, dir, name string) []*tar.Header {
 		return filepath.Join(dir, name, v1.ImageBlobsDir, d.Digest.Algorithm().String(), d.Digest.Encoded())
 	}
 	readJSON(t, blob(index.Manifests[0]), &manifest)
-	var all []*tar.Header
 	for _, layer := range manifest.Layers {
 		f, err := os.Open(blob(layer))
 		require.NoError(t, err)
@@ -166,10 +178,9 @@ func entries(t *testing.T, dir, name string) []*tar.Header {
 				break
 			}
 			require.NoError(t, err)
-			all = append(all, h)
+			visit(h, r)
 		}
 	}
-	return all
 }
 
 func readJSON(t *testing.T, path string, v any) {
@@ -210,6 +221,56 @@ func TestTheAgentImageHasNoProgramsButTheAgentsAndGit(t *testing.T) {
 	}
 	slices.Sort(programs)
 	require.Equal(t, []string{"usr/bin/git", "usr/local/bin/pid1", "usr/local/bin/receiptd", "usr/local/bin/sandbox-agent"}, programs)
+}
+
+func TestTheProgramsOfThisProjectNeedNoLoader(t *testing.T) {
+	dir := build(t)
+	for name, want := range map[string][]string{
+		"agent":   {"usr/local/bin/pid1", "usr/local/bin/receiptd", "usr/local/bin/sandbox-agent"},
+		"sandbox": {"usr/local/libexec/sandbox-agent/pid1", "usr/local/libexec/sandbox-agent/receiptd"},
+	} {
+		var seen []string
+		walk(t, dir, name, func(h *tar.Header, r io.Reader) {
+			if !slices.Contains(want, h.Name) {
+				return
+			}
+			seen = append(seen, h.Name)
+			b, err := io.ReadAll(r)
+			require.NoError(t, err)
+			f, err := elf.NewFile(bytes.NewReader(b))
+			require.NoError(t, err)
+			for _, p := range f.Progs {
+				require.NotEqual(t, elf.PT_INTERP, p.Type, "%s: %s", name, h.Name)
+			}
+		})
+		slices.Sort(seen)
+		require.Equal(t, want, seen)
+	}
+}
+
+func TestTheBuildTriesEveryPackageThatTheSandboxImageIsAskedFor(t *testing.T) {
+	build(t)
+	var tried []string
+	for _, line := range lines(t, "tools") {
+		name, _, _ := strings.Cut(line, "\t")
+		require.Regexp(t, `(?m)^  `+regexp.QuoteMeta(name)+` +works$`, said, "the last step of a build")
+		tried = append(tried, name)
+	}
+	require.Subset(t, tried, lines(t, "packages"))
+	require.Subset(t, tried, []string{"bash", "coreutils", "receiptd", "pid1"}, "what no line of packages names")
+}
+
+// lines are those of a file of rootfs that say something.
+func lines(t *testing.T, name string) (all []string) {
+	t.Helper()
+	b, err := os.ReadFile(filepath.Join("..", "..", "rootfs", name))
+	require.NoError(t, err)
+	for line := range strings.Lines(string(b)) {
+		if line = strings.TrimSpace(line); line != "" && line[0] != '#' {
+			all = append(all, line)
+		}
+	}
+	return all
 }
 
 func TestTheBillOfMaterialsIsValidAndNamesEveryPackage(t *testing.T) {

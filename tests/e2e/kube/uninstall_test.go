@@ -1,6 +1,7 @@
 package kube
 
 import (
+	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
@@ -36,6 +37,13 @@ func TestADrainedNodeHasNoSandboxAndKeepsWorkspaces(t *testing.T) {
 	require.Equal(t, sandboxv1.Session_IDLE, s.get().GetState())
 	_, err := s.ask("late", "true")
 	require.ErrorContains(t, err, "drain", "a drained node starts nothing")
+	address := metricsAddress(t)
+	require.Contains(t, get(t, address+"/readyz", http.StatusServiceUnavailable), "drain", "its pod is not ready")
+	get(t, address+"/healthz", http.StatusOK)
+	metrics := get(t, address+"/metrics", http.StatusOK)
+	require.Regexp(t, `(?m)^sandbox_agent_sandboxes_evicted_total\{reason="drain"\} [1-9]`, metrics)
+	require.Regexp(t, `(?m)^sandbox_agent_execs_total\{status="CANCELLED"\} [1-9]`, metrics)
+	require.Regexp(t, `(?m)^sandbox_agent_sessions\{state="IDLE"\} [1-9]`, metrics)
 	b, err := os.ReadFile(filepath.Join(s.worktree, "kept"))
 	require.NoError(t, err)
 	require.Equal(t, "kept\n", string(b))
