@@ -63,6 +63,7 @@ func TestP5WithoutEvidenceTheWorkspaceStaysReservedUntilThereIsSome(t *testing.T
 	require.Equal(t, sandboxv1.Session_UNCERTAIN, after.GetState())
 	require.NotEmpty(t, after.GetReason())
 	require.False(t, after.GetSandbox().GetEvidence().GetComplete())
+	n.counts(`sessions{state="UNCERTAIN"} 1`)
 
 	_, err = n.agent.Exec(n.ctx(), &sandboxv1.ExecRequest{SessionId: "reserved", ExecId: "e1", Command: "touch never"})
 	require.ErrorIs(t, err, ErrPrecondition)
