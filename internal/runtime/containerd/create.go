@@ -157,9 +157,11 @@ func (r *Runtime) run(ctx context.Context, st *hostkernel.Start) (*Sandbox, erro
 	}
 	oci := ociSpec(input{
 		spec: spec, rootfs: root, cgroup: st.Record.Cgroup, handed: len(st.Slots.Files),
-		userns:      fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), st.UserNS.Fd()),
-		netns:       st.Network.Path,
-		oomScoreAdj: hostkernel.OomScoreAdj(hostkernel.OwnOOMScoreAdj()),
+		userns: fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), st.UserNS.Fd()),
+		netns:  st.Network.Path,
+		// Never none: the container would inherit the shim's, one above containerd's own. That is -999 on many nodes, and a command
+		// may take back what it inherits.
+		oomScoreAdj: new(int),
 	})
 	sb, err := r.createHeld(ctx, st, oci, hostkernel.ViewOf(spec, st.Slots), nil)
 	if err != nil {

@@ -75,6 +75,11 @@ func TestP9PostureOfReceiptdAndItsAttachUnderRunc(t *testing.T) {
 		require.Equal(t, h.parent+"/"+spec.SandboxID+"/"+hostkernel.InitCgroup, "/"+path, "in no cgroup of a command")
 	}
 
+	require.Equal(t, "0", ofProc(t, pid, "oom_score_adj"))
+	shims := h.d.Shims()
+	require.Len(t, shims, 1)
+	require.NotEqual(t, "0", ofProc(t, shims[0], "oom_score_adj"), "control: the shim has another, which it would inherit")
+
 	pids := h.attaches(s.Identity())
 	require.Len(t, pids, 1)
 	attach := privileges(t, pids[0])
