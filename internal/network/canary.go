@@ -166,10 +166,18 @@ func (c *Canaries) Close() ([]string, error) {
 // settledAddresses are nodesAddresses once the node uses those that the sandbox's packets pass. That takes some time on a bridge
 // that was made for the sandbox: until then no packet of IPv6 gets past the sandbox's interface, and an attempt proves nothing.
 func settledAddresses(rec *Record) ([]netip.Addr, error) {
-	for until := time.Now().Add(settleWait); ; time.Sleep(settleLook) {
+	timeout := time.After(settleWait)
+	tick := time.NewTicker(settleLook)
+	defer tick.Stop()
+	for {
 		on, pending, err := nodesAddresses(rec)
-		if err != nil || !pending || time.Now().After(until) {
+		if err != nil || !pending {
 			return on, err
+		}
+		select {
+		case <-timeout:
+			return on, nil
+		case <-tick.C:
 		}
 	}
 }
