@@ -121,6 +121,12 @@ var variations = []variation{
 	{Change: seen.Change{Name: "/proc with hidepid=2", Hidepid: "2"}, expect: []expectation{{outcome: works}}},
 	{Change: seen.Change{Name: "/proc with hidepid=2, no CAP_SYS_PTRACE", Hidepid: "2", Without: "sys_ptrace"},
 		expect: []expectation{{outcome: refused, feature: nodecheck.Hidepid, says: "hidepid"}}},
+	{Change: seen.Change{Name: "no seccomp", NoSeccomp: true},
+		expect: []expectation{{outcome: refused, feature: nodecheck.Seccomp, says: "CONFIG_SECCOMP_FILTER"}}},
+	{Change: seen.Change{Name: "kernel.yama.ptrace_scope = 2", Sysctls: [][2]string{{"kernel.yama.ptrace_scope", "2"}}},
+		expect: []expectation{{outcome: works}}},
+	{Change: seen.Change{Name: "kernel.yama.ptrace_scope = 2, no CAP_SYS_PTRACE", Sysctls: [][2]string{{"kernel.yama.ptrace_scope", "2"}}, Without: "sys_ptrace"},
+		expect: []expectation{{outcome: refused, feature: nodecheck.Ptrace, says: "CAP_SYS_PTRACE"}}},
 	{Change: seen.Change{Name: "kernel.io_uring_disabled = 2", Sysctls: [][2]string{{"kernel.io_uring_disabled", "2"}}},
 		expect: []expectation{{outcome: works}}},
 	{Change: seen.Change{Name: "workspaces on tmpfs", Tmpfs: true},
@@ -143,6 +149,5 @@ var variations = []variation{
 
 // notRun are variations that people ask for and that no kernel here can have.
 var notRun = []struct{ name, why string }{
-	{"no seccomp", "there is no boot parameter for it, and none of the suites' kernels is built without CONFIG_SECCOMP_FILTER; that the check finds it missing is tested where a filter takes the call away (internal/nodecheck)"},
 	{"AppArmor's restriction of user namespaces", "it is Ubuntu's own, and these are Debian's kernels"},
 }

@@ -124,6 +124,7 @@ result stays until the same is run again, or the kernel is a newer one.
 from outside of a sandbox; the receipts verify; nothing is left behind. "works, with a weaker layer": the same, and ` + "`sandbox-agent check`" + `
 says DEGRADED and what takes the place of what is missing. "refused": no sandbox is made, and both check and agent name what is
 missing (in brackets) and the remedy. The expectations are data (tests/kernel/matrix_test.go); another outcome fails the run.
+"no seccomp" is a filter around the agent that answers as a kernel without CONFIG_SECCOMP_FILTER does: none of these is built so.
 
 Not run:
 

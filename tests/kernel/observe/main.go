@@ -23,6 +23,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sandbox-agent/sandbox-agent/pkg/nsexec/seccomp"
 	"github.com/sandbox-agent/sandbox-agent/tests/kernel/seen"
 )
 
@@ -40,7 +41,14 @@ const (
 	stray = "86417"
 )
 
+// withoutSeccomp as the first argument: the rest is a command, which this program becomes.
+const withoutSeccomp = "without-seccomp"
+
 func main() {
+	if len(os.Args) > 2 && os.Args[1] == withoutSeccomp {
+		fmt.Println("observe:", becomeWithoutSeccomp(os.Args[2:]))
+		os.Exit(1)
+	}
 	var changes []seen.Change
 	if err := json.NewDecoder(os.Stdin).Decode(&changes); err != nil {
 		fmt.Println("observe:", err)
@@ -188,7 +196,36 @@ func agent(c seen.Change, args ...string) *exec.Cmd {
 	if c.Without != "" {
 		argv = append([]string{"setpriv", "--bounding-set", "-" + c.Without, "--inh-caps", "-" + c.Without, "--"}, argv...)
 	}
+	if c.NoSeccomp {
+		argv = append([]string{"/proc/self/exe", withoutSeccomp}, argv...)
+	}
 	return exec.Command(argv[0], argv[1:]...)
+}
+
+// becomeWithoutSeccomp becomes a command to which the kernel answers as one that is built without CONFIG_SECCOMP_FILTER (EINVAL,
+// prctl(2) and seccomp(2)): none of the suites' kernels is, and there is no boot parameter for it. It returns only an error.
+func becomeWithoutSeccomp(argv []string) error {
+	const nr, arg0 = 0, 16 // offsets in struct seccomp_data
+	load := func(offset uint32) unix.SockFilter {
+		return unix.SockFilter{Code: unix.BPF_LD | unix.BPF_W | unix.BPF_ABS, K: offset}
+	}
+	skipUnless := func(is uint32, skip uint8) unix.SockFilter {
+		return unix.SockFilter{Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, K: is, Jf: skip}
+	}
+	refuse := unix.SockFilter{Code: unix.BPF_RET | unix.BPF_K, K: unix.SECCOMP_RET_ERRNO | uint32(unix.EINVAL)}
+	err := seccomp.InstallAll([]unix.SockFilter{
+		load(nr), skipUnless(unix.SYS_SECCOMP, 1), refuse,
+		skipUnless(unix.SYS_PRCTL, 3), load(arg0), skipUnless(unix.PR_SET_SECCOMP, 1), refuse,
+		{Code: unix.BPF_RET | unix.BPF_K, K: unix.SECCOMP_RET_ALLOW},
+	})
+	if err != nil {
+		return err
+	}
+	path, err := exec.LookPath(argv[0])
+	if err != nil {
+		return err
+	}
+	return fmt.Errorf("starting %s: %w", path, unix.Exec(path, argv, os.Environ()))
 }
 
 func start(c seen.Change, config string) (*exec.Cmd, <-chan struct{}, error) {

@@ -17,6 +17,8 @@ type Change struct {
 	Hidepid string
 	// Without is a capability that the agent does not get, as setpriv(1) calls it.
 	Without string
+	// NoSeccomp: to the agent, and what it starts, the kernel answers as one without CONFIG_SECCOMP_FILTER.
+	NoSeccomp bool
 	// Config is appended to the agent's configuration.
 	Config string
 }
