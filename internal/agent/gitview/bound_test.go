@@ -65,6 +65,25 @@ func TestP16AsManyLocksAsACommandLikesMakeNoLargeHarvest(t *testing.T) {
 	require.Equal(t, "Mine", w.host("log", "-1", "--format=%s", "topic"), "and it goes on once they are removed as was said")
 }
 
+func TestP16InTheSharedLayoutAsManyLocksAsACommandLikesAreRemovedAndNotHeld(t *testing.T) {
+	w := newSharedWorld(t)
+	write(t, w.meta+"/HEAD.lock", "")
+	_, h := w.command(fmt.Sprintf(`cd %s && for i in $(seq %d); do : > $i.lock; done`, w.meta, mostLocks+2000))
+	require.Len(t, h.StaleLocks, mostLocks)
+	require.Contains(t, h.Detail, "2000 lock files were removed besides")
+	requireSmall(t, h)
+	left, err := filepath.Glob(w.meta + "/*.lock")
+	require.NoError(t, err)
+	require.Equal(t, []string{w.meta + "/HEAD.lock"}, left, "it was there before: somebody else's")
+
+	for i := range mostLocks {
+		write(t, fmt.Sprintf("%s/%d.lock", w.meta, i), "")
+	}
+	_, h = w.command("touch " + w.meta + "/mine.lock")
+	require.Empty(t, h.StaleLocks, "whose they are is not known any more")
+	require.FileExists(t, w.meta+"/mine.lock")
+}
+
 func TestInTheSharedLayoutALocksNameIsUTF8(t *testing.T) {
 	w := newSharedWorld(t)
 	_, h := w.command(`touch "$(printf '` + w.meta + `/\377.lock')"`)

@@ -2,6 +2,7 @@ package gitview
 
 import (
 	"errors"
+	"io"
 	"path/filepath"
 	"strings"
 
@@ -16,14 +17,23 @@ import (
 
 const worktreeConfig = "config.worktree"
 
-// noteLocks takes note of the locks that were there before the command: those are somebody else's.
+// noteLocks takes note of the locks that were there before the command: those are somebody else's. Where there are more than
+// mostLocks none is known, and none is removed.
 func (v *View) noteLocks() error {
-	locks, err := v.sharedLocks()
+	v.locks = map[string]bool{}
+	err := v.eachLock(func(path string) {
+		if v.locks == nil {
+			return
+		}
+		if v.locks[path] = true; len(v.locks) > mostLocks {
+			v.locks = nil
+		}
+	})
 	if err != nil {
+		v.locks = nil
 		return err
 	}
-	v.locks = set(locks)
-	if mounts.Exists(v.tableLock()) {
+	if v.locks != nil && mounts.Exists(v.tableLock()) {
 		v.locks[v.tableLock()] = true
 	}
 	return v.inMetaFolder(func(m folder) error {
@@ -33,33 +43,44 @@ func (v *View) noteLocks() error {
 	})
 }
 
-// sharedLocks are the lock files in the worktree's folder, with its table of refs, and in the skeleton, absolute.
-func (v *View) sharedLocks() ([]string, error) {
-	var out []string
+// eachLock gives the lock files in the worktree's folder, with its table of refs, and in the skeleton, absolute. A command makes
+// as many as it likes.
+func (v *View) eachLock(do func(path string)) error {
 	for _, dir := range []string{v.o.Workspace.MetaDir, v.Private(), filepath.Join(v.o.Workspace.MetaDir, tables)} {
-		names, err := namesIn(dir)
+		err := eachName(dir, func(name string) {
+			if strings.HasSuffix(name, ".lock") {
+				do(filepath.Join(dir, name))
+			}
+		})
 		if filepath.Base(dir) == tables && err != nil {
 			continue // not every repository has it, and a command can put anything there
 		}
 		if err != nil {
-			return nil, err
-		}
-		for _, name := range names {
-			if strings.HasSuffix(name, ".lock") {
-				out = append(out, filepath.Join(dir, name))
-			}
+			return err
 		}
 	}
-	return out, nil
+	return nil
 }
 
-func namesIn(path string) ([]string, error) {
+// eachName gives the names in a folder, which may be too many to hold.
+func eachName(path string, do func(name string)) error {
 	d, err := hostfs.OpenDir("the workspace's Git folder", path)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	defer d.Close()
-	return d.Readdirnames(-1)
+	for {
+		names, err := d.Readdirnames(1 << 10)
+		for _, name := range names {
+			do(name)
+		}
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+	}
 }
 
 func (v *View) harvestShared() Harvest {
@@ -77,13 +98,13 @@ func (v *View) harvestShared() Harvest {
 
 // cleanLocks removes the command's locks. One that can't be removed is named, and holds back no other.
 func (v *View) cleanLocks(h *harvest) error {
-	locks, err := v.sharedLocks()
-	if err != nil {
-		return err
+	if v.locks == nil {
+		return nil
 	}
-	for _, path := range locks {
-		if v.locks == nil || v.locks[path] {
-			continue
+	more := 0 // are removed and not named
+	err := v.eachLock(func(path string) {
+		if v.locks[path] {
+			return
 		}
 		err := inFolder("the workspace's Git folder", filepath.Dir(path), v.o.Workspace.Owner, func(d folder) error {
 			return removeEither(d, filepath.Base(path))
@@ -91,13 +112,19 @@ func (v *View) cleanLocks(h *harvest) error {
 		if name, inSkeleton := strings.CutPrefix(path, v.Private()); inSkeleton {
 			path = v.o.Workspace.CommonDir + name
 		}
-		if err != nil {
+		switch {
+		case err != nil:
 			h.say("the lock %s stays (rm -rf it in the session): %v", shortened(path), err)
-			continue
+		case len(h.StaleLocks) == mostLocks:
+			more++
+		default:
+			h.StaleLocks = append(h.StaleLocks, path)
 		}
-		h.StaleLocks = append(h.StaleLocks, path)
+	})
+	if more > 0 {
+		h.say("%s besides %d that are listed", countOf(more, "lock file was removed", "lock files were removed"), mostLocks)
 	}
-	return nil
+	return err
 }
 
 // removeEither takes a file or an empty folder away.
