@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
 
@@ -95,7 +96,7 @@ func TestP10AProofSeesAListenerThatACommandReaches(t *testing.T) {
 	for _, a := range []string{"127.0.0.1", "0.0.0.0", "::ffff:127.0.0.1"} {
 		holds, detail = s.proved(&receiptdv1.Target{Network: "tcp", Address: a, Port: uint32(port), Token: "x"})
 		require.False(t, holds, "control: nothing keeps the command from it")
-		require.Equal(t, fmt.Sprintf("reached: connected tcp %s %d, passed connected tcp %s %d", a, port, a, port), detail)
+		require.Equal(t, fmt.Sprintf("reached: connected tcp %[1]s %[2]d, passed connected tcp %[1]s %[2]d, listened connected tcp %[1]s %[2]d", a, port), detail)
 	}
 	require.NotNil(t, s.exec(s.request("e1", "true")).done, "the sandbox is of use afterwards")
 }
@@ -112,7 +113,7 @@ func TestP10AProofOpensCanariesBesideTheSandbox(t *testing.T) {
 	tcp, udp := &receiptdv1.Target{Network: "inside-tcp", Port: 44772}, &receiptdv1.Target{Network: "inside-udp", Port: 5000}
 	holds, detail := s.proved(tcp, udp)
 	require.False(t, holds, "control: without rules a command reaches them")
-	for _, want := range []string{"tcp 127.0.0.1 44772", "passed connected tcp 0.0.0.0 44772", "tcp ::1 44772", "tcp :: 44772", "tcp ::ffff:127.0.0.1 44772", "udp port 5000"} {
+	for _, want := range []string{"tcp 127.0.0.1 44772", "passed connected tcp 0.0.0.0 44772", "listened connected tcp 0.0.0.0 44772", "tcp ::1 44772", "tcp :: 44772", "tcp ::ffff:127.0.0.1 44772", "udp port 5000"} {
 		require.Contains(t, detail, want)
 	}
 	rules := func(skuid string) {
@@ -168,18 +169,26 @@ func TestP10WhatWasNotTriedIsNotProved(t *testing.T) {
 	for _, i := range judgeReach(a, good()) {
 		require.True(t, i.GetHolds(), i.GetWhat())
 	}
+	notListened := func(p *probe) {
+		p.reached = slices.DeleteFunc(p.reached, func(n string) bool { return strings.HasPrefix(n, listened) })
+		require.Len(t, p.reached, len(a.needed)-1)
+	}
 	for what, c := range map[string]struct {
 		spoil func(*probe)
 		want  int
 	}{
-		"nothing was tried":               {func(p *probe) { p.flags = nil }, 4},
-		"a vsock socket":                  {func(p *probe) { p.reached = append(p.reached, "vsock") }, 1},
-		"a ring":                          {func(p *probe) { p.reached = append(p.reached, "io_uring") }, 1},
-		"a descriptor":                    {func(p *probe) { p.reached = append(p.reached, "/proc/*/fd") }, 1},
-		"a connection by a passed socket": {func(p *probe) { p.reached = append(p.reached, "passed connected tcp 192.0.2.1 80") }, 1},
-		"a connection":                    {func(p *probe) { p.reached = append(p.reached, "connected tcp 192.0.2.1 80") }, 1},
-		"no control":                      {func(p *probe) { p.reached = nil }, 1},
-		"one control less":                {func(p *probe) { p.reached = p.reached[1:] }, 1},
+		"nothing was tried":                 {func(p *probe) { p.flags = nil }, 4},
+		"a vsock socket":                    {func(p *probe) { p.reached = append(p.reached, "vsock") }, 1},
+		"a ring":                            {func(p *probe) { p.reached = append(p.reached, "io_uring") }, 1},
+		"a descriptor":                      {func(p *probe) { p.reached = append(p.reached, "/proc/*/fd") }, 1},
+		"a connection by a passed socket":   {func(p *probe) { p.reached = append(p.reached, "passed connected tcp 192.0.2.1 80") }, 1},
+		"a connection by one that listened": {func(p *probe) { p.reached = append(p.reached, "listened connected tcp 192.0.2.1 80") }, 1},
+		"no control of one that listened":   {notListened, 1},
+		"a kernel without that way":         {func(p *probe) { notListened(p); p.flags["cannot"] = true }, 0},
+		"another control less there":        {func(p *probe) { p.reached, p.flags["cannot"] = p.reached[1:], true }, 1},
+		"a connection":                      {func(p *probe) { p.reached = append(p.reached, "connected tcp 192.0.2.1 80") }, 1},
+		"no control":                        {func(p *probe) { p.reached = nil }, 1},
+		"one control less":                  {func(p *probe) { p.reached = p.reached[1:] }, 1},
 	} {
 		p, failed := good(), 0
 		c.spoil(p)

@@ -15,7 +15,7 @@ const (
 	// drops without an answer takes all of it.
 	tryWait = 1000
 	// triesAtOnce bounds the descriptors of attempts.
-	triesAtOnce = 128
+	triesAtOnce = 192
 )
 
 // tryAll tries what a proof asks for, and what no shell can try: the ways to a listener that begin with a system call of their
@@ -34,8 +34,12 @@ func tryAll(tries []wire.Try) {
 	reached(makesVsock(), "vsock")
 	reached(makesRing(), "io_uring")
 	reached(seesDescriptors(), "/proc/*/fd")
-	for _, name := range connectAll(tries) {
+	names, listening := connectAll(tries)
+	for _, name := range names {
 		reached(true, name)
+	}
+	if !listening {
+		lines.WriteString("cannot: " + listened + "\n")
 	}
 	for _, t := range tries {
 		reached(t.Unix && reachesUnix(t), t.Name)
@@ -134,17 +138,32 @@ type attempt struct {
 	name, token string
 }
 
-// connectAll connects over TCP, with a socket of its own and with one that came over SCM_RIGHTS, and names what it got to. The
-// attempts are made together: where nobody answers, one after the other would take longer than a proof may.
-func connectAll(tries []wire.Try) (reached []string) {
+// The ways to connect over TCP besides a plain socket; each comes before the name of what it got to.
+const (
+	// passed: the socket came over SCM_RIGHTS.
+	passed = "passed "
+	// listened: the socket listened before, and the kernel had bound it (listen(2) without bind(2)).
+	listened = "listened "
+)
+
+// errListens: this kernel has a socket that once listened connect no more (gVisor, whose endpoint stays in its state).
+const errListens = unix.EINVAL
+
+// connectAll connects over TCP in each way, and names what it got to. The attempts are made together: where nobody answers, one
+// after the other would take longer than a proof may. listening is false where the kernel does not have the way listened.
+func connectAll(tries []wire.Try) (reached []string, listening bool) {
 	var pending []attempt
+	listening = true
 	for _, t := range tries {
 		if t.Unix {
 			continue
 		}
-		for _, way := range []string{"", "passed "} {
-			if a, ok := begin(t, way); ok {
+		for _, way := range []string{"", passed, listened} {
+			switch a, err := begin(t, way); {
+			case err == nil:
 				pending = append(pending, a)
+			case way == listened && err == errListens:
+				listening = false
 			}
 			if len(pending) == triesAtOnce {
 				reached = append(reached, await(pending)...)
@@ -152,27 +171,32 @@ func connectAll(tries []wire.Try) (reached []string) {
 			}
 		}
 	}
-	return append(reached, await(pending)...)
+	return append(reached, await(pending)...), listening
 }
 
-// begin begins to connect; false where that is refused at once. way is "" or "passed ".
-func begin(t wire.Try, way string) (attempt, bool) {
+// begin begins to connect; an error where that is refused at once. way is "", passed or listened.
+func begin(t wire.Try, way string) (attempt, error) {
 	family, to := socketAddress(t)
 	fd, err := unix.Socket(family, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
 	if err == unix.EAFNOSUPPORT {
-		return attempt{}, false // a kernel without IPv6
+		return attempt{}, err // a kernel without IPv6
 	}
-	if err == nil && way != "" {
+	if err == nil && way == passed {
 		fd, err = handed(fd)
+	}
+	if err == nil && way == listened {
+		if err = unix.Listen(fd, 1); err == nil {
+			err = unix.Shutdown(fd, unix.SHUT_RD) // Linux takes it out of listening (tcp_disconnect)
+		}
 	}
 	if err != nil {
 		fail("making a socket for a proof", err) // what can't be tried is not proved
 	}
 	if err := unix.Connect(fd, to); err != nil && err != unix.EINPROGRESS {
 		_ = unix.Close(fd)
-		return attempt{}, false
+		return attempt{}, err
 	}
-	return attempt{fd, way + t.Name, t.Token}, true
+	return attempt{fd, way + t.Name, t.Token}, nil
 }
 
 // await waits for attempts, and names those that came to a connection.

@@ -25,11 +25,14 @@ func TestP10WhatTheLauncherTriesWorksWithoutTheSandbox(t *testing.T) {
 	var all []string
 	for name, a := range addresses {
 		tries = append(tries, wire.Try{Name: name, Address: a, Port: port})
-		all = append(all, name, "passed "+name)
+		all = append(all, name, "passed "+name, "listened "+name)
 	}
-	require.ElementsMatch(t, all, connectAll(tries))
+	reached, listening := connectAll(tries)
+	require.ElementsMatch(t, all, reached)
+	require.True(t, listening)
 	require.NoError(t, tcp.Close())
-	require.Empty(t, connectAll(tries), "nobody listens")
+	reached, _ = connectAll(tries)
+	require.Empty(t, reached, "nobody listens")
 
 	abstract, err := net.Listen("unix", "@"+t.Name())
 	require.NoError(t, err)
@@ -81,5 +84,6 @@ func TestP10ManyTargetsThatDoNotAnswerAreTriedWithinAProofsTime(t *testing.T) {
 		tries[i] = wire.Try{Name: "silent", Address: "\x7f\x00\x00\x01", Port: uint32(at.(*unix.SockaddrInet4).Port)}
 	}
 	tries[99] = wire.Try{Name: "listening", Address: "\x7f\x00\x00\x01", Port: uint32(listening.Addr().(*net.TCPAddr).Port)}
-	require.ElementsMatch(t, []string{"listening", "passed listening"}, connectAll(tries))
+	reached, _ := connectAll(tries)
+	require.ElementsMatch(t, []string{"listening", "passed listening", "listened listening"}, reached)
 }

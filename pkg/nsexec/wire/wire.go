@@ -75,8 +75,8 @@ type Command struct {
 
 // Try is a listener that the launcher tries to reach as the command.
 type Try struct {
-	// Name is what it writes when it gets there, without a line break, with "passed " before it when it does so over TCP with a socket
-	// that came over SCM_RIGHTS. Token is what it sends there.
+	// Name is what it writes when it gets there, without a line break; over TCP with "passed " before it when the socket came over
+	// SCM_RIGHTS, and "listened " when it had listened without an address. Token is what it sends there.
 	Name, Token string
 	// Address has 4 or 16 bytes, for TCP at Port. With Unix it is a socket's path, or its abstract name after a NUL.
 	Address string
