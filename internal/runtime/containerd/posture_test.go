@@ -8,8 +8,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/sandbox-agent/sandbox-agent/internal/runtime"
 	"github.com/sandbox-agent/sandbox-agent/internal/runtime/hostkernel"
+	"github.com/sandbox-agent/sandbox-agent/internal/testkit/mountview"
 )
 
 // ofProc is a file of a process in /proc.
@@ -98,63 +98,6 @@ func TestP11PostureOfTheMountsUnderRunc(t *testing.T) {
 	h := newHost(t, Socket)
 	spec := h.spec(0)
 	s := h.create(spec)
-	want := map[string]string{
-		"/":                           "disk ro,nosuid,nodev",
-		"/proc":                       "proc rw,nosuid,nodev,noexec",
-		"/dev":                        "tmpfs ro,nosuid,nodev,noexec",
-		"/dev/pts":                    "devpts rw,nosuid,noexec",
-		"/dev/shm":                    "tmpfs rw,nosuid,nodev,noexec",
-		"/tmp":                        "tmpfs rw,nosuid,nodev",
-		runtime.HomePath:              "tmpfs rw,nosuid,nodev",
-		runtime.InternalDir:           "tmpfs ro,nosuid,nodev,noexec",
-		runtime.ReceiptsPath:          "disk rw,nosuid,nodev,noexec,idmapped",
-		runtime.ControlPath:           "disk rw,nosuid,nodev,noexec,idmapped",
-		runtime.BinPath + "/receiptd": "disk ro,nosuid,nodev",
-		runtime.BinPath + "/pid1":     "disk ro,nosuid,nodev",
-	}
-	for _, d := range hostkernel.DeviceNodes {
-		want[d.Path] = "devtmpfs rw,nosuid,noexec"
-	}
-	for _, m := range spec.Workspace.Mounts {
-		want[m.Target] = "disk rw,nosuid,nodev,idmapped"
-		if m.ReadOnly {
-			want[m.Target] = "disk ro,nosuid,nodev,idmapped"
-		}
-		if m.Empty {
-			want[m.Target] = "tmpfs ro,nosuid,nodev,noexec"
-		}
-	}
-	skeleton, _, err := hostkernel.PlanRoot(spec)
-	require.NoError(t, err)
-	for _, p := range skeleton.BindPaths() {
-		want[p] = "disk ro,nosuid,nodev"
-	}
-	require.Equal(t, want, mountsOf(t, s.Identity().Pid))
+	require.Equal(t, mountview.Planned(t, spec, "disk ro,nosuid,nodev"), mountview.Of(t, s.Identity().Pid))
 	h.stop(s)
-}
-
-// mountsOf is what counts of each mount that a process sees, by its target: the kind of its file system and its flags.
-func mountsOf(t *testing.T, pid int) map[string]string {
-	t.Helper()
-	out := map[string]string{}
-	for line := range strings.Lines(ofProc(t, pid, "mountinfo")) {
-		before, after, _ := strings.Cut(line, " - ")
-		f := strings.Fields(before)
-		require.Len(t, f, 6, "a private mount has no fields of propagation: %s", line)
-		var flags []string
-		for o := range strings.SplitSeq(f[5], ",") {
-			switch o {
-			case "ro", "rw", "nosuid", "nodev", "noexec", "idmapped":
-				flags = append(flags, o)
-			}
-		}
-		kind, _, _ := strings.Cut(after, " ")
-		switch kind {
-		case "proc", "tmpfs", "devpts", "devtmpfs":
-		default:
-			kind = "disk"
-		}
-		out[f[4]] = kind + " " + strings.Join(flags, ",")
-	}
-	return out
 }

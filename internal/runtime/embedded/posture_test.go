@@ -14,6 +14,7 @@ import (
 
 	"github.com/sandbox-agent/sandbox-agent/internal/runtime"
 	"github.com/sandbox-agent/sandbox-agent/internal/runtime/hostkernel"
+	"github.com/sandbox-agent/sandbox-agent/internal/testkit/mountview"
 )
 
 // posture is what the kernel says of a running receiptd.
@@ -196,68 +197,10 @@ func TestPostureOfReceiptdsDescriptors(t *testing.T) {
 	h.stop(s)
 }
 
-// mountLine is what counts of one line of mountinfo.
-func mountLines(t *testing.T, pid int) map[string]string {
-	t.Helper()
-	out := map[string]string{}
-	for _, line := range strings.Split(read(t, pid, "mountinfo"), "\n") {
-		before, after, _ := strings.Cut(line, " - ")
-		f := strings.Fields(before)
-		require.Len(t, f, 6, "the mount %s is private: it has no propagation fields", line)
-		var flags []string
-		for _, o := range strings.Split(f[5], ",") {
-			switch o {
-			case "ro", "rw", "nosuid", "nodev", "noexec":
-				flags = append(flags, o)
-			case "idmapped":
-				flags = append(flags, o)
-			}
-		}
-		fstype, _, _ := strings.Cut(after, " ")
-		if fstype != "proc" && fstype != "tmpfs" && fstype != "devpts" && fstype != "devtmpfs" {
-			fstype = "disk"
-		}
-		out[f[4]] = fstype + " " + strings.Join(flags, ",")
-	}
-	return out
-}
-
 func TestPostureOfTheContainersMounts(t *testing.T) {
 	h := newHost(t)
 	spec := h.spec(1234, 0)
 	s := h.create(spec)
-	got := mountLines(t, s.Identity().Pid)
-	want := map[string]string{
-		"/":                           "tmpfs ro,nosuid,nodev",
-		"/proc":                       "proc rw,nosuid,nodev,noexec",
-		"/dev":                        "tmpfs ro,nosuid,nodev,noexec",
-		"/dev/pts":                    "devpts rw,nosuid,noexec",
-		"/dev/shm":                    "tmpfs rw,nosuid,nodev,noexec",
-		"/tmp":                        "tmpfs rw,nosuid,nodev",
-		runtime.HomePath:              "tmpfs rw,nosuid,nodev",
-		runtime.InternalDir:           "tmpfs ro,nosuid,nodev,noexec",
-		runtime.ReceiptsPath:          "disk rw,nosuid,nodev,noexec,idmapped",
-		runtime.ControlPath:           "disk rw,nosuid,nodev,noexec,idmapped",
-		runtime.BinPath + "/receiptd": "disk ro,nosuid,nodev",
-		runtime.BinPath + "/pid1":     "disk ro,nosuid,nodev",
-	}
-	for _, d := range hostkernel.DeviceNodes {
-		want[d.Path] = "devtmpfs rw,nosuid,noexec"
-	}
-	for _, m := range spec.Workspace.Mounts {
-		want[m.Target] = "disk rw,nosuid,nodev,idmapped"
-		if m.ReadOnly {
-			want[m.Target] = "disk ro,nosuid,nodev,idmapped"
-		}
-		if m.Empty {
-			want[m.Target] = "tmpfs ro,nosuid,nodev,noexec"
-		}
-	}
-	sk, _, err := hostkernel.PlanRoot(spec)
-	require.NoError(t, err)
-	for _, p := range sk.BindPaths() {
-		want[p] = "disk ro,nosuid,nodev"
-	}
-	require.Equal(t, want, got)
+	require.Equal(t, mountview.Planned(t, spec, "tmpfs ro,nosuid,nodev"), mountview.Of(t, s.Identity().Pid))
 	h.stop(s)
 }
