@@ -13,6 +13,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"syscall"
 	"testing"
@@ -420,6 +421,30 @@ func TestARunFetchesWithTheHostsCredentialAndPushesToItsOwnRefs(t *testing.T) {
 	for _, secret := range []string{"real", strings.TrimPrefix(hostCredential, "Basic "), "token-1"} {
 		require.NotContains(t, string(config)+g.log(), secret)
 	}
+}
+
+// TestTheLineOfThePagePushes runs it as a command of a sandbox would, with the grant that the page names: a file, in a folder of the
+// grant's name.
+func TestTheLineOfThePagePushes(t *testing.T) {
+	page := read(t, "../../docs/brokers.md")
+	line := regexp.MustCompile(`(?m)^git -c .*$`).FindString(page)
+	grant := regexp.MustCompile(`--grant-file ([a-z]+/[a-z]+)=FILE`).FindStringSubmatch(page)
+	require.Len(t, grant, 2, "the page says how the grant is given")
+	// Sandboxes with an allow list have no search domains, so a name is a whole one.
+	for service, port := range map[string]string{"model": "8080", "git": "8081"} {
+		require.Contains(t, page, "http://"+service+"-broker.sandbox-brokers.svc.cluster.local:"+port)
+		require.NotRegexp(t, `http://[a-z-]+\.sandbox-brokers[:/]`, page)
+	}
+	g := startGit(t, unchanged)
+	grants := filepath.Join(g.dir, "grants")
+	g.write(filepath.Join("grants", grant[1]), strings.TrimPrefix(basic("run-1:token-1"), "Basic "))
+	line = strings.NewReplacer("/run/grants", grants, "git-broker.sandbox-brokers.svc.cluster.local:8081", g.addr, "job-17", "run-1").Replace(line)
+	cmd := exec.CommandContext(t.Context(), "bash", "-c", line)
+	cmd.Dir, cmd.SysProcAttr = g.clone, asUser()
+	cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "HOME=/nonexistent", "GIT_CONFIG_NOSYSTEM=1", "GIT_TERMINAL_PROMPT=0"}
+	out, err := cmd.CombinedOutput()
+	require.NoError(t, err, "%s\n%s\n%s", line, out, g.log())
+	require.Equal(t, testkit.GitAs(t, user, g.clone, "rev-parse", "HEAD"), testkit.GitAs(t, user, g.dropbox, "rev-parse", "refs/sandboxes/run-1/work"))
 }
 
 // TestGitsContainerIsStartedAgainBesideItsOldSocket: what a pod's containers share stays when one of them is killed.
