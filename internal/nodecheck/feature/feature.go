@@ -148,7 +148,7 @@ var Table = []Feature{
 	{ID: NestedProc, Since: "Linux 5.8", For: "a command sees its own processes, and pid1 is hidden from it (hidepid=2)", Promises: "P3, P9", By: NeedShared, Stops: true,
 		Instead: noSandbox, Remedy: "leave /proc unmasked: any mount over a part of it keeps the kernel from mounting another"},
 	{ID: Ptrace, Since: "", For: "holding a user namespace open while a sandbox is made with it", Promises: "P9", By: NeedShared, Stops: true,
-		Instead: noSandbox, Remedy: "kernel.yama.ptrace_scope below 3, which takes a reboot once it is 3"},
+		Instead: noSandbox, Remedy: "kernel.yama.ptrace_scope 0 or 1, or 2 with CAP_SYS_PTRACE; from 3 it takes a reboot"},
 	{ID: Seccomp, Since: "Linux 4.14", For: "system calls that a command must not make; foreign system-call ABIs", Promises: "P9, P10", By: NeedShared, Stops: true,
 		Instead: noSandbox, Remedy: "boot a kernel with CONFIG_SECCOMP_FILTER"},
 	{ID: CgroupPids, Since: "Linux 4.3", For: "a bound on a command's processes; knowing that a cgroup is empty", Promises: "P5, P16", By: NeedShared, Stops: true,
