@@ -139,7 +139,7 @@ func removeFromNode(ctx context.Context, cfg *config.Config, c *cli.Command) err
 		_, err = networks.Restore() // without a sandbox it takes the rules away
 	}
 	errs = append(errs, err)
-	if slices.ContainsFunc(cfg.Runtime.Allowed, func(name string) bool { return name != embedded.Name }) {
+	if usesContainerd(cfg) {
 		errs = append(errs, containerd.RemoveNamespace(ctx, cfg.Containerd.Address, cfg.Containerd.Namespace))
 	}
 	if hs, err := hostkernel.Hierarchies(); err != nil {
@@ -155,8 +155,21 @@ func removeFromNode(ctx context.Context, cfg *config.Config, c *cli.Command) err
 	if err := errors.Join(errs...); err != nil {
 		return fmt.Errorf("removing what the agent has left: %w", err)
 	}
-	fmt.Fprintf(c.Root().Writer, "removed %s, the socket's folder, cgroups, firewall rules and containerd's namespace %s\n", cfg.StateDir, cfg.Containerd.Namespace)
+	fmt.Fprintln(c.Root().Writer, removedWords(cfg))
 	return nil
+}
+
+// usesContainerd: only then is there a namespace of the agent's.
+func usesContainerd(cfg *config.Config) bool {
+	return slices.ContainsFunc(cfg.Runtime.Allowed, func(name string) bool { return name != embedded.Name })
+}
+
+func removedWords(cfg *config.Config) string {
+	words := "removed " + cfg.StateDir + ", the socket's folder, cgroups"
+	if usesContainerd(cfg) {
+		return words + ", firewall rules and containerd's namespace " + cfg.Containerd.Namespace
+	}
+	return words + " and firewall rules; containerd is left as it is: runtime.allowed has no runtime of its"
 }
 
 // removeEmptyCgroups leaves one alone that has a cgroup in it: another agent's may be there.

@@ -9,6 +9,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/sandbox-agent/sandbox-agent/internal/config"
 )
 
 // uninstall runs the command for a state folder in dir.
@@ -39,6 +41,13 @@ func TestNothingIsUninstalledWhereAnAgentListensOrTheArchiveWouldBeRemoved(t *te
 	require.Contains(t, out, "nothing is removed: an agent listens at")
 	require.FileExists(t, receipt)
 	require.NoDirExists(t, filepath.Join(dir, "archive"))
+}
+
+func TestOnlyWhatIsRemovedIsSaidToBe(t *testing.T) {
+	cfg := config.Default(1 << 30)
+	require.Equal(t, "removed /var/lib/sandbox-agent, the socket's folder, cgroups and firewall rules; containerd is left as it is: runtime.allowed has no runtime of its", removedWords(&cfg))
+	cfg.Runtime.Allowed = []string{"embedded", "runc"}
+	require.Equal(t, "removed /var/lib/sandbox-agent, the socket's folder, cgroups, firewall rules and containerd's namespace sandbox-agent", removedWords(&cfg))
 }
 
 func TestReceiptsAndKeysAreArchived(t *testing.T) {
