@@ -21,10 +21,11 @@ func checkCommand() *cli.Command {
 	return &cli.Command{
 		Name:  "check",
 		Usage: "what this node has of what the promises stand on, with a remedy for what it has not",
-		Description: "Asks the agent when one listens at the socket, and looks at the node itself otherwise: run it as root then. With\n" +
-			"--local, or a configuration, it looks itself in any case. It makes no sandbox and leaves nothing behind. Each\n" +
-			"line is explained in docs/host-requirements.md. The exit code is 0 when all is well, 1 when something is degraded\n" +
-			"or could not be looked at, 2 when something that is configured can't be had, and 125 when the check itself failed.",
+		Description: "Asks the agent when one listens at the socket, and looks at the node itself otherwise: run it as root then. A socket\n" +
+			"that is named has to answer. With --local, or a configuration, it looks itself in any case. It makes no sandbox and\n" +
+			"leaves nothing behind. Each line is explained in docs/host-requirements.md. The exit code is 0 when all is well, 1\n" +
+			"when something is degraded or could not be looked at, 2 when something that is configured can't be had, and 125 when\n" +
+			"the check itself failed.",
 		Flags: clientFlags(
 			&cli.StringSliceFlag{Name: "runtime", Usage: "also look at what the `RUNTIME` needs (embedded, runc, gvisor or kata); can be given again"},
 			&cli.BoolFlag{Name: "local", Usage: "look at the node without asking the agent"},
