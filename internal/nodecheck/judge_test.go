@@ -224,6 +224,8 @@ func TestEachDistributionGetsItsOwnRemedy(t *testing.T) {
 		"a pod under RuntimeDefault": {bookworm, both(pod, filtered, refused(UserNS, unix.EPERM)), UserNS, Missing,
 			[]string{"privileged: true", "seccompProfile: {type: Unconfined}"}},
 		"a container of Docker": {bookworm, both(filtered, refused(MountAPI, unix.ENOSYS)), MountAPI, Missing, []string{"seccomp=unconfined"}},
+		"the same on Linux 5.10": {bookworm, both(filtered, func(f *Facts) { f.Node.Kernel = "5.10.0-46-cloud-amd64" }, refused(MountAPI, unix.ENOSYS)), MountAPI, Missing,
+			[]string{"boot a kernel of 5.12 or newer"}},
 		"a pod with hostUsers: false": {bookworm, both(pod, func(f *Facts) { f.Node.InUserns = true }, refused(IDMaps, unix.EPERM)), IDMaps, Missing,
 			[]string{"without hostUsers: false"}},
 		"the same, as a right":  {bookworm, func(f *Facts) { f.Node.InUserns = true }, Rights, Missing, []string{"own user namespace"}},

@@ -176,7 +176,7 @@ func special(f Feature, fact Fact, n Node) string {
 	case Kernel, CloneInto:
 		return kernelRemedy(f, n)
 	case MountAPI, Openat2, Pidfd:
-		if refusedByFilter(fact, n) {
+		if refusedByFilter(fact, n) && !f.OlderThan(n.Kernel) { // an older one has nothing that a filter could refuse
 			return unconfined(n)
 		}
 		return kernelRemedy(f, n)
