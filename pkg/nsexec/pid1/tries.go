@@ -158,11 +158,14 @@ func connectAll(tries []wire.Try) (reached []string, listening bool) {
 		if t.Unix {
 			continue
 		}
+		var plain error
 		for _, way := range []string{"", passed, listened} {
 			switch a, err := begin(t, way); {
 			case err == nil:
 				pending = append(pending, a)
-			case way == listened && err == errListens:
+			case way == "":
+				plain = err
+			case way == listened && err == errListens && plain != err: // an address where nothing connects says nothing of the way
 				listening = false
 			}
 			if len(pending) == triesAtOnce {

@@ -33,6 +33,8 @@ func TestP10WhatTheLauncherTriesWorksWithoutTheSandbox(t *testing.T) {
 	require.NoError(t, tcp.Close())
 	reached, _ = connectAll(tries)
 	require.Empty(t, reached, "nobody listens")
+	_, listening = connectAll([]wire.Try{{Name: "of a link that is not named", Address: string(net.ParseIP("fe80::1")), Port: port}})
+	require.True(t, listening, "no socket connects there (EINVAL), whether it listened or not")
 
 	abstract, err := net.Listen("unix", "@"+t.Name())
 	require.NoError(t, err)
