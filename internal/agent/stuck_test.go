@@ -65,7 +65,7 @@ func (c *cloggedConn) Close() error {
 
 // While a command is handed over nobody can claim or delete its session: that ends also where receiptd's end takes nothing.
 func TestP8AConnectionThatTakesNothingDoesNotKeepOwnersAway(t *testing.T) {
-	n := newNode(t, func(c *config.Config) { c.Runtime.StartTimeout = config.Duration(15 * time.Second) })
+	n := newNode(t, func(c *config.Config) { c.Runtime.StartTimeout = config.Duration(30 * time.Second) }) // the handing over has a third of it
 	next := &atomic.Bool{}
 	n.agent.hosts.all["embedded"] = clogged{n.agent.hosts.all["embedded"], next}
 	s := n.session("s")
