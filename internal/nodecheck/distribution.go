@@ -2,6 +2,7 @@ package nodecheck
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -11,8 +12,13 @@ import (
 func newerKernel(o OS) string {
 	switch o.family() {
 	case debian:
-		if o.ID == "ubuntu" {
-			return "apt-get install linux-generic-hwe-" + o.Version + ", then reboot; or upgrade to Ubuntu 22.04 or newer"
+		switch {
+		case o.ID == "ubuntu" && o.Version == "20.04":
+			return "apt-get install linux-generic-hwe-20.04, then reboot; or upgrade to Ubuntu 22.04 or newer"
+		case o.ID == "ubuntu" && slices.Contains([]string{"14.04", "16.04", "18.04"}, o.Version): // no kernel of theirs is new enough
+			return "upgrade to Ubuntu 22.04 or newer"
+		case o.ID == "ubuntu":
+			return ownKernel(o)
 		}
 		return "apt-get install linux-image-6.1-amd64 on Debian 11, then reboot; or upgrade to Debian 12 or newer"
 	case rhel:

@@ -318,6 +318,7 @@ func TestWhatADistributionHasItsOwnWayForIsSaidInItsWords(t *testing.T) {
 	}
 	require.Contains(t, old("ID=debian\nVERSION_ID=\"11\"\n"), "boot a kernel of 5.12 or newer: apt-get install linux-image-6.1-amd64 on Debian 11")
 	require.Contains(t, old("ID=ubuntu\nID_LIKE=debian\nVERSION_ID=\"20.04\"\n"), "linux-generic-hwe-20.04")
+	require.Equal(t, "boot a kernel of 5.12 or newer: upgrade to Ubuntu 22.04 or newer", old("ID=ubuntu\nID_LIKE=debian\nVERSION_ID=\"18.04\"\n"), "its newest is 5.4")
 	require.Equal(t, "boot a kernel of 5.12 or newer", old(alpine))
 	require.Equal(t, `add lsm=landlock,capability,yama to GRUB_CMDLINE_LINUX in /etc/default/grub, update-grub, then reboot`,
 		remedy(row(Landlock), no(unix.EOPNOTSUPP), Node{OS: ParseOSRelease(bookworm), Kernel: "6.12.0", LSMs: "capability,yama"}))
