@@ -76,12 +76,15 @@ func TestP16InTheSharedLayoutAsManyLocksAsACommandLikesAreRemovedAndNotHeld(t *t
 	require.NoError(t, err)
 	require.Equal(t, []string{w.meta + "/HEAD.lock"}, left, "it was there before: somebody else's")
 
-	for i := range mostLocks {
-		write(t, fmt.Sprintf("%s/%d.lock", w.meta, i), "")
-	}
+	_, h = w.command(fmt.Sprintf(`cd %s && for i in $(seq %d); do : > $i.lock; done`, w.meta, mostRemoved+mostLocks))
+	require.Contains(t, h.Detail, "1000 more lock files stay (remove them in the session: find "+w.meta+" -name '*.lock' -delete)")
 	_, h = w.command("touch " + w.meta + "/mine.lock")
 	require.Empty(t, h.StaleLocks, "whose they are is not known any more")
+	require.Contains(t, h.Detail, "more than 1000 lock files before the command")
 	require.FileExists(t, w.meta+"/mine.lock")
+	w.command("find " + w.meta + " -name '*.lock' -delete")
+	_, h = w.command("touch " + w.meta + "/mine.lock")
+	require.Equal(t, []string{w.meta + "/mine.lock"}, h.StaleLocks, "it goes on once they are removed as was said")
 }
 
 func TestInTheSharedLayoutALocksNameIsUTF8(t *testing.T) {

@@ -17,16 +17,19 @@ import (
 
 const worktreeConfig = "config.worktree"
 
+// mostRemoved bounds how many locks a harvest removes: the session waits for it.
+const mostRemoved = 10 * mostLocks
+
 // noteLocks takes note of the locks that were there before the command: those are somebody else's. Where there are more than
 // mostLocks none is known, and none is removed.
 func (v *View) noteLocks() error {
-	v.locks = map[string]bool{}
+	v.locks, v.manyLocks = map[string]bool{}, false
 	err := v.eachLock(func(path string) {
 		if v.locks == nil {
 			return
 		}
 		if v.locks[path] = true; len(v.locks) > mostLocks {
-			v.locks = nil
+			v.locks, v.manyLocks = nil, true
 		}
 	})
 	if err != nil {
@@ -98,12 +101,20 @@ func (v *View) harvestShared() Harvest {
 
 // cleanLocks removes the command's locks. One that can't be removed is named, and holds back no other.
 func (v *View) cleanLocks(h *harvest) error {
+	if v.manyLocks {
+		h.say("there were more than %d lock files before the command, so that none of its own is known: they stay (remove them in the session: find %s -name '*.lock' -delete)",
+			mostLocks, v.o.Workspace.MetaDir)
+	}
 	if v.locks == nil {
 		return nil
 	}
-	more := 0 // are removed and not named
+	more, stay := 0, 0 // are removed and not named, are not removed
 	err := v.eachLock(func(path string) {
 		if v.locks[path] {
+			return
+		}
+		if len(h.StaleLocks)+more == mostRemoved {
+			stay++
 			return
 		}
 		err := inFolder("the workspace's Git folder", filepath.Dir(path), v.o.Workspace.Owner, func(d folder) error {
@@ -123,6 +134,9 @@ func (v *View) cleanLocks(h *harvest) error {
 	})
 	if more > 0 {
 		h.say("%s besides %d that are listed", countOf(more, "lock file was removed", "lock files were removed"), mostLocks)
+	}
+	if stay > 0 {
+		h.say("%s (remove them in the session: find %s -name '*.lock' -delete)", countOf(stay, "more lock file stays", "more lock files stay"), v.o.Workspace.MetaDir)
 	}
 	return err
 }

@@ -59,6 +59,7 @@ type View struct {
 	settled bool
 	// locks and worktreeConfig are what the shared layout had before the command.
 	locks          map[string]bool
+	manyLocks      bool // before the command: none of them is known
 	worktreeConfig bool
 	// before is the private folder's print at the last Refresh.
 	before print
