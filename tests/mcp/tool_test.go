@@ -218,7 +218,7 @@ func callerGoesAway(t *testing.T, s *session) {
 
 func terminated(t *testing.T, s *session) {
 	p := open(t, s)
-	p.call("1", "echo begun | tee begun; sleep 600")
+	p.call("1", "echo begun; touch begun; sleep 600") // in this order: tee makes its file first
 	s.awaitFile(t, "begun")
 	require.NoError(t, p.cmd.Process.Signal(os.Interrupt))
 	a := p.answer(1.0)
