@@ -136,18 +136,18 @@ func TestMetricsAndHealthAreServedAtThePodsAddress(t *testing.T) {
 	s := newSession(t, "measured")
 	require.Equal(t, sandboxv1.ExecResult_EXITED, s.exec("a", "git commit -q --allow-empty -m Work").GetStatus())
 	address := metricsAddress(t)
+	queued := make(chan error, 1)
 	require.Equal(t, sandboxv1.ExecResult_EXITED, s.during("b", func() {
-		queued := make(chan error, 1)
 		go func() {
 			_, err := s.ask("c", "true")
 			queued <- err
 		}()
-		t.Cleanup(func() { require.NoError(t, <-queued) })
 		until(t, "one command runs and one waits", func() bool {
 			m := get(t, address+"/metrics", http.StatusOK)
 			return strings.Contains(m, "\nsandbox_agent_exec_queue_length 1\n") && strings.Contains(m, "\nsandbox_agent_execs_running 1\n")
 		})
 	}).GetStatus())
+	require.NoError(t, <-queued)
 	get(t, address+"/healthz", http.StatusOK)
 	get(t, address+"/readyz", http.StatusOK)
 	metrics := get(t, address+"/metrics", http.StatusOK)
