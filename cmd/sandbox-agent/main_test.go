@@ -22,7 +22,7 @@ func TestMain(m *testing.M) {
 type cleaned struct{ m *testing.M }
 
 func (c cleaned) Run() int {
-	defer testkit.CleanBinaries()
+	defer testkit.Clean()
 	return c.m.Run()
 }
 

@@ -25,7 +25,7 @@ func TestMain(m *testing.M) {
 		return
 	}
 	code := m.Run()
-	testkit.CleanBinaries()
+	testkit.Clean()
 	os.Exit(code)
 }
 

@@ -42,7 +42,7 @@ func TestMain(m *testing.M) {
 		attachForTest(socket)
 	}
 	code := m.Run()
-	testkit.CleanBinaries()
+	testkit.Clean()
 	os.Exit(code)
 }
 

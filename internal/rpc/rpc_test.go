@@ -45,7 +45,7 @@ const (
 func TestMain(m *testing.M) {
 	embedded.Init()
 	code := m.Run()
-	testkit.CleanBinaries()
+	testkit.Clean()
 	os.Exit(code)
 }
 

@@ -19,7 +19,7 @@ var binaries struct {
 }
 
 // Binaries gives the paths of static receiptd and pid1: from SANDBOX_TEST_BIN_DIR, or built once per test process.
-// Whoever calls it without that variable should run CleanBinaries at the end of TestMain.
+// Whoever calls it without that variable should run Clean at the end of TestMain.
 func Binaries(t testing.TB) (receiptd, pid1 string) {
 	t.Helper()
 	dir, err := binDir()
@@ -29,8 +29,10 @@ func Binaries(t testing.TB) (receiptd, pid1 string) {
 	return filepath.Join(dir, "receiptd"), filepath.Join(dir, "pid1")
 }
 
-// CleanBinaries removes what Binaries built.
-func CleanBinaries() {
+// Clean, at the end of TestMain, removes what Binaries built, and the cgroup that agents keep on the node, unless the tests came
+// upon it.
+func Clean() {
+	removeAgentsCgroup()
 	binaries.Lock()
 	defer binaries.Unlock()
 	if binaries.dir != "" && binaries.dir != os.Getenv(BinDirEnv) {
@@ -69,7 +71,7 @@ func binDir() (string, error) {
 	return dir, nil
 }
 
-// removeStaleBinaries removes the folders of test processes that ended without CleanBinaries, for example by a panic.
+// removeStaleBinaries removes the folders of test processes that ended without Clean, for example by a panic.
 func removeStaleBinaries() {
 	dirs, _ := filepath.Glob(filepath.Join(scratchRoot, "sa-bin-*-*"))
 	for _, dir := range dirs {

@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -64,6 +65,25 @@ func CgroupParent(t testing.TB) string {
 		}
 	})
 	return parent
+}
+
+// agentsCgroup is where every agent has its sandboxes; it stays when the agent ends, for those that go on.
+const agentsCgroup = "/sandbox-agent"
+
+// foundCgroups are its folders that were there before the tests.
+var foundCgroups = cgroupDirs(agentsCgroup)
+
+// removeAgentsCgroup removes what tests have left of it. One that a sandbox is still in stays, and its test has failed.
+func removeAgentsCgroup() {
+	for _, mount := range cgroupMounts() {
+		dir := mount + agentsCgroup
+		if slices.Contains(foundCgroups, dir) {
+			continue
+		}
+		if err := os.Remove(dir); err != nil && !os.IsNotExist(err) {
+			fmt.Fprintln(os.Stderr, "removing the agents' cgroup:", err)
+		}
+	}
 }
 
 // Repo makes a real Git repository with one commit, owned by uid (and the gid of the same number), in a folder all of

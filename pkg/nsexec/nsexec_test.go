@@ -81,7 +81,7 @@ func TestACommandsExitAndOutputAreReported(t *testing.T) {
 
 func TestMain(m *testing.M) {
 	code := m.Run()
-	testkit.CleanBinaries()
+	testkit.Clean()
 	os.Exit(code)
 }
 

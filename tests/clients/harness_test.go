@@ -42,7 +42,7 @@ func TestMain(m *testing.M) {
 		code = m.Run()
 	}
 	main.cleanup()
-	testkit.CleanBinaries()
+	testkit.Clean()
 	if main.failed {
 		code = 1
 	}

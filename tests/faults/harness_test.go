@@ -46,7 +46,7 @@ var (
 func TestMain(m *testing.M) { os.Exit(runTests(m)) }
 
 func runTests(m *testing.M) int {
-	defer testkit.CleanBinaries()
+	defer testkit.Clean()
 	dir, err := os.MkdirTemp("/var/tmp", "sa-faults-bin-")
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)

@@ -14,7 +14,7 @@ func TestMain(m *testing.M) {
 		return
 	}
 	code := m.Run()
-	testkit.CleanBinaries()
+	testkit.Clean()
 	testkata.Clean()
 	os.Exit(code)
 }

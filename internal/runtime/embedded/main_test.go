@@ -16,7 +16,7 @@ func TestMain(m *testing.M) {
 		return
 	}
 	code := m.Run()
-	testkit.CleanBinaries()
+	testkit.Clean()
 	os.Exit(code)
 }
 

@@ -36,7 +36,7 @@ var program string
 
 // Main builds the agent, runs a package's tests, and removes what was built: os.Exit(node.Main(m)) in TestMain.
 func Main(m *testing.M) int {
-	defer testkit.CleanBinaries()
+	defer testkit.Clean()
 	dir, err := os.MkdirTemp("/var/tmp", "sa-agent-bin-")
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
