@@ -85,6 +85,14 @@ func TestP16InTheSharedLayoutAsManyLocksAsACommandLikesAreRemovedAndNotHeld(t *t
 	w.command("find " + w.meta + " -name '*.lock' -delete")
 	_, h = w.command("touch " + w.meta + "/mine.lock")
 	require.Equal(t, []string{w.meta + "/mine.lock"}, h.StaleLocks, "it goes on once they are removed as was said")
+
+	// What can't be removed takes its time as well. Some come first, and some last, in whatever order the folder has.
+	_, h = w.command(fmt.Sprintf(`cd %s && seq -f first%%g.lock 250 | xargs touch && seq -f %%g.lock/x %d | xargs mkdir -p && seq -f last%%g.lock 250 | xargs touch`, w.meta, mostRemoved+500))
+	require.Less(t, len(h.StaleLocks), 500, "it ends before it has tried all")
+	first, err := filepath.Glob(w.meta + "/[fl]*st*.lock")
+	require.NoError(t, err)
+	require.Len(t, first, 500-len(h.StaleLocks), "control: all were made")
+	requireSmall(t, h)
 }
 
 func TestInTheSharedLayoutALocksNameIsUTF8(t *testing.T) {

@@ -17,7 +17,7 @@ import (
 
 const worktreeConfig = "config.worktree"
 
-// mostRemoved bounds how many locks a harvest removes: the session waits for it.
+// mostRemoved bounds how many locks a harvest removes or can't remove: the session waits for it.
 const mostRemoved = 10 * mostLocks
 
 // noteLocks takes note of the locks that were there before the command: those are somebody else's. Where there are more than
@@ -108,15 +108,16 @@ func (v *View) cleanLocks(h *harvest) error {
 	if v.locks == nil {
 		return nil
 	}
-	more, stay := 0, 0 // are removed and not named, are not removed
+	tried, more, stay := 0, 0, 0 // more are removed and not named, stay are left as they are
 	err := v.eachLock(func(path string) {
 		if v.locks[path] {
 			return
 		}
-		if len(h.StaleLocks)+more == mostRemoved {
+		if tried == mostRemoved {
 			stay++
 			return
 		}
+		tried++
 		err := inFolder("the workspace's Git folder", filepath.Dir(path), v.o.Workspace.Owner, func(d folder) error {
 			return removeEither(d, filepath.Base(path))
 		})
