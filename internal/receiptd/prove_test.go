@@ -15,6 +15,7 @@ import (
 
 	receiptdv1 "github.com/sandbox-agent/sandbox-agent/api/receiptd/v1"
 	"github.com/sandbox-agent/sandbox-agent/internal/testkit"
+	"github.com/sandbox-agent/sandbox-agent/pkg/nsexec/wire"
 )
 
 // networked is a sandbox whose loopback interface is up.
@@ -170,7 +171,7 @@ func TestP10WhatWasNotTriedIsNotProved(t *testing.T) {
 		require.True(t, i.GetHolds(), i.GetWhat())
 	}
 	notListened := func(p *probe) {
-		p.reached = slices.DeleteFunc(p.reached, func(n string) bool { return strings.HasPrefix(n, listened) })
+		p.reached = slices.DeleteFunc(p.reached, func(n string) bool { return strings.HasPrefix(n, wire.Listened) })
 		require.Len(t, p.reached, len(a.needed)-1)
 	}
 	for what, c := range map[string]struct {

@@ -103,7 +103,7 @@ func (a *attempts) try(t *receiptdv1.Target) []string {
 		}
 	} else if ip, err := netip.ParseAddr(t.GetAddress()); err == nil {
 		out.Address = string(ip.AsSlice())
-		names = append(names, "passed "+out.Name, listened+out.Name)
+		names = append(names, wire.Passed+out.Name, wire.Listened+out.Name)
 	}
 	a.tries = append(a.tries, out)
 	return names
@@ -181,9 +181,6 @@ func checkTargets(targets []*receiptdv1.Target) error {
 	return nil
 }
 
-// listened is before the name of what a socket reached that listened, without an address, before.
-const listened = "listened "
-
 // judgeReach is what the attempts come to. It is pure.
 func judgeReach(a *attempts, p *probe) []*receiptdv1.ProofItem {
 	item := func(what, detail string, holds bool) *receiptdv1.ProofItem {
@@ -199,7 +196,7 @@ func judgeReach(a *attempts, p *probe) []*receiptdv1.ProofItem {
 		return items
 	}
 	missing := slices.DeleteFunc(slices.Clone(a.needed), func(n string) bool {
-		return slices.Contains(p.reached, n) || p.flags["cannot"] && strings.HasPrefix(n, listened)
+		return slices.Contains(p.reached, n) || p.flags["cannot"] && strings.HasPrefix(n, wire.Listened)
 	})
 	broken := slices.DeleteFunc(slices.Clone(a.closed), func(n string) bool { return !slices.Contains(p.reached, n) })
 	broken = append(broken, a.sidecars.reached()...)

@@ -39,7 +39,7 @@ func tryAll(tries []wire.Try) {
 		reached(true, name)
 	}
 	if !listening {
-		lines.WriteString("cannot: " + listened + "\n")
+		lines.WriteString("cannot: " + wire.Listened + "\n")
 	}
 	for _, t := range tries {
 		reached(t.Unix && reachesUnix(t), t.Name)
@@ -138,19 +138,11 @@ type attempt struct {
 	name, token string
 }
 
-// The ways to connect over TCP besides a plain socket; each comes before the name of what it got to.
-const (
-	// passed: the socket came over SCM_RIGHTS.
-	passed = "passed "
-	// listened: the socket listened before, and the kernel had bound it (listen(2) without bind(2)).
-	listened = "listened "
-)
-
 // errListens: this kernel has a socket that once listened connect no more (gVisor, whose endpoint stays in its state).
 const errListens = unix.EINVAL
 
 // connectAll connects over TCP in each way, and names what it got to. The attempts are made together: where nobody answers, one
-// after the other would take longer than a proof may. listening is false where the kernel does not have the way listened.
+// after the other would take longer than a proof may. listening is false where the kernel does not have the way wire.Listened.
 func connectAll(tries []wire.Try) (reached []string, listening bool) {
 	var pending []attempt
 	listening = true
@@ -159,13 +151,13 @@ func connectAll(tries []wire.Try) (reached []string, listening bool) {
 			continue
 		}
 		var plain error
-		for _, way := range []string{"", passed, listened} {
+		for _, way := range []string{"", wire.Passed, wire.Listened} {
 			switch a, err := begin(t, way); {
 			case err == nil:
 				pending = append(pending, a)
 			case way == "":
 				plain = err
-			case way == listened && err == errListens && plain != err: // an address where nothing connects says nothing of the way
+			case way == wire.Listened && err == errListens && plain != err: // an address where nothing connects says nothing of the way
 				listening = false
 			}
 			if len(pending) == triesAtOnce {
@@ -177,17 +169,17 @@ func connectAll(tries []wire.Try) (reached []string, listening bool) {
 	return append(reached, await(pending)...), listening
 }
 
-// begin begins to connect; an error where that is refused at once. way is "", passed or listened.
+// begin begins to connect; an error where that is refused at once. way is "", wire.Passed or wire.Listened.
 func begin(t wire.Try, way string) (attempt, error) {
 	family, to := socketAddress(t)
 	fd, err := unix.Socket(family, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
 	if err == unix.EAFNOSUPPORT {
 		return attempt{}, err // a kernel without IPv6
 	}
-	if err == nil && way == passed {
+	if err == nil && way == wire.Passed {
 		fd, err = handed(fd)
 	}
-	if err == nil && way == listened {
+	if err == nil && way == wire.Listened {
 		if err = unix.Listen(fd, 1); err == nil {
 			err = unix.Shutdown(fd, unix.SHUT_RD) // Linux takes it out of listening (tcp_disconnect)
 		}

@@ -73,10 +73,18 @@ type Command struct {
 	Tries []Try
 }
 
+// The ways to connect over TCP besides a plain socket; each comes before the name of what it got to.
+const (
+	// Passed: the socket came over SCM_RIGHTS.
+	Passed = "passed "
+	// Listened: the socket listened before, and the kernel had bound it (listen(2) without bind(2)).
+	Listened = "listened "
+)
+
 // Try is a listener that the launcher tries to reach as the command.
 type Try struct {
-	// Name is what it writes when it gets there, without a line break; over TCP with "passed " before it when the socket came over
-	// SCM_RIGHTS, and "listened " when it had listened without an address. Token is what it sends there.
+	// Name is what it writes when it gets there, without a line break; over TCP it tries as well with a socket that came over
+	// SCM_RIGHTS (Passed is before the name then), and with one that had listened (Listened). Token is what it sends there.
 	Name, Token string
 	// Address has 4 or 16 bytes, for TCP at Port. With Unix it is a socket's path, or its abstract name after a NUL.
 	Address string
